@@ -1,0 +1,1 @@
+"""Know the engines, drive load, turn samples into numbers."""

@@ -1,0 +1,1 @@
+"""Facts about this machine turned into findings; a check never repairs."""

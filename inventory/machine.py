@@ -1,0 +1,126 @@
+"""What "run a job on that machine" means: the protocol, its events, and the JSON-lines wire format.
+
+A job is a named function of `gpuctl.agent` with JSON arguments. It runs in this process (`LocalMachine`
+in `gpuctl.remote`) or in our zip application on a host or in a container; both look the same from here.
+
+Wire: one JSON object on stdin `{"job": NAME, "args": {...}}`; on stdout one JSON object per line:
+`{"type": "progress"|"note"|..., ...}` any number of times, then exactly one
+`{"type": "result", "value": ...}` or `{"type": "error", ...GpuctlError.to_json()}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inventory.errors import ConnectionLost, GpuctlError
+
+Event = Mapping[str, Any]
+Emit = Callable[[Event], None]
+"""Receives progress events while a job runs: plain JSON objects with a `type` key."""
+
+
+def ignore(event: Event) -> None:
+    """An `Emit` that drops every event."""
+
+
+class Machine(Protocol):
+    """A place where jobs run: this process, a Proxmox host, or a container."""
+
+    @property
+    def where(self) -> str:
+        """For messages: `this machine`, `host pve1`, `ct200`."""
+        ...
+
+    def call(
+        self, job: str, args: Mapping[str, Any] | None = None, *, emit: Emit = ignore, timeout_s: float = 60.0
+    ) -> Any:
+        """Run one job and return its JSON value.
+
+        Raises the job's own `GpuctlError`, `ConnectionLost` when the connection dropped, and
+        `CannotLook` when the machine cannot be reached or gave no answer within `timeout_s` seconds.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A finished command; `rc` is -1 when it was killed by a signal and the number is not known."""
+
+    rc: int
+    stdout: bytes
+    stderr: bytes
+
+    def text(self) -> str:
+        """stdout as text; bytes that are not UTF-8 are replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+
+class Shell(Protocol):
+    """Runs argv lists somewhere. Quoting happens once, inside the implementation that needs it."""
+
+    @property
+    def where(self) -> str: ...
+
+    def run(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+        on_line: Callable[[bytes], None] | None = None,
+    ) -> Completed:
+        """Run to the end. `on_line` gets each stdout line as it arrives (stdout is then empty in the result).
+
+        Raises `ConnectionLost` when the connection drops, `CannotLook` on the time limit or when the
+        machine cannot be reached. A command that ran and failed is a `Completed` with its `rc`.
+        """
+        ...
+
+    def put(self, data: bytes, path: str, *, mode: int = 0o644) -> None:
+        """Write a file: staging name in the same folder, then rename. The folder is made when absent."""
+        ...
+
+
+class Answer:
+    """Collects the lines of one job's stdout into events and a final value."""
+
+    def __init__(self, where: str, emit: Emit) -> None:
+        self._where = where
+        self._emit = emit
+        self._done = False
+        self._value: Any = None
+        self._error: GpuctlError | None = None
+        self._noise: list[str] = []
+
+    def feed(self, line: bytes) -> None:
+        """Take one line; lines that are not our JSON are kept as evidence, never an exception."""
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or "type" not in event:
+            if line.strip() and len(self._noise) < 20:
+                self._noise.append(line.decode("utf-8", "replace").rstrip())
+            return
+        if event["type"] == "result":
+            self._done, self._value = True, event.get("value")
+        elif event["type"] == "error":
+            self._error = GpuctlError.from_json(event)
+        else:
+            self._emit(event)
+
+    def value(self, completed: Completed) -> Any:
+        """The job's value once its process ended; raises its error, or `ConnectionLost` with what was seen."""
+        if self._error is not None:
+            raise self._error
+        if self._done:
+            return self._value
+        stderr = completed.stderr.decode("utf-8", "replace").strip().splitlines()[-8:]
+        raise ConnectionLost(
+            f"{self._where}: the job ended with exit status {completed.rc} and gave no answer",
+            hint="run the command again; if it repeats, the lines below say why",
+            detail=tuple(self._noise + stderr),
+        )

@@ -1,0 +1,1 @@
+"""Observe, plan, apply, verify: a container's devices, its weights, its engine process."""
