@@ -1,0 +1,100 @@
+"""The other side of the wire: run one named job, stdin JSON in, JSON lines out.
+
+The zip application starts here, on a Proxmox host or in a container. The same registry serves jobs that
+run in the admin's own process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from inventory.errors import Failed, GpuctlError, UsageError
+from inventory.machine import Emit, Event
+
+Job = Callable[[Mapping[str, Any], Emit], Any]
+
+JOBS: Final[dict[str, str]] = {
+    "agent.hello": "gpuctl.hello:hello",
+    "host.facts": "provision.devices.host_job:facts",
+    "host.prepare": "provision.devices.host_job:prepare",
+    "host.edit_conf": "provision.devices.host_job:edit_conf",
+    "ct.device_facts": "provision.devices.ct_job:facts",
+    "weights.stage": "provision.weights.job:stage",
+    "weights.status": "provision.weights.job:status",
+    "checks.preflight": "checks.job:preflight",
+    "engine.status": "provision.engine.job:status",
+    "engine.start": "provision.engine.job:start",
+    "engine.stop": "provision.engine.job:stop",
+    "engine.logs": "provision.engine.job:logs",
+    "bench.run": "bench.job:run",
+    "bench.results": "bench.job:results",
+    "bench.set_aside": "bench.job:set_aside",
+}
+"""Job name -> `module:function`; imported only when the job runs."""
+
+
+def find(name: str) -> Job:
+    """The function behind a job name; an unknown name is a `UsageError` that lists the known ones."""
+    target = JOBS.get(name)
+    if target is None:
+        raise UsageError(f"no job is called {name!r}", hint=f"known jobs: {', '.join(sorted(JOBS))}")
+    module, _, function = target.partition(":")
+    job: Job = getattr(importlib.import_module(module), function)
+    return job
+
+
+def _fault(name: str, error: Exception) -> Failed:
+    """An error of our own making, told with its place and without a traceback."""
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        place = f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return Failed(
+        f"job {name} broke: {type(error).__name__}: {error} (at {place})",
+        hint="this is a fault in gpuctl; please report it with this line",
+    )
+
+
+def run_job(name: str, args: Mapping[str, Any], emit: Emit) -> Any:
+    """Run a job in this process; every exception comes out as a `GpuctlError`."""
+    try:
+        return find(name)(args, emit)
+    except GpuctlError:
+        raise
+    except Exception as error:
+        raise _fault(name, error) from error
+
+
+def main() -> int:
+    """Entry of the zip application: one job from stdin, its answer on stdout."""
+    wire = os.fdopen(os.dup(1), "wb", buffering=0)
+    # Whatever a library prints must not land between our JSON lines.
+    os.dup2(2, 1)
+    lock = threading.Lock()
+
+    def send(event: Event) -> None:
+        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        with lock:
+            wire.write(line)
+
+    try:
+        request = json.load(sys.stdin)
+        name, args = str(request["job"]), dict(request.get("args") or {})
+    except (ValueError, KeyError, TypeError) as error:
+        send({"type": "error", **UsageError(f"the job on stdin is not valid: {error}").to_json()})
+        return int(UsageError.exit_code)
+    try:
+        send({"type": "result", "value": run_job(name, args, send)})
+    except GpuctlError as error:
+        send({"type": "error", **error.to_json()})
+        return int(error.exit_code)
+    except BrokenPipeError:
+        return 1
+    return 0

@@ -1,0 +1,164 @@
+"""Build the zip application: our packages and the pure-Python libraries they need, one file named by its hash.
+
+It holds sources and, beside them, bytecode of the building Python: a container with the same minor version
+starts without compiling, any other falls back to the sources (zipimport checks the magic number).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import marshal
+import os
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpuctl import dirs
+from inventory.errors import Failed
+
+OURS: Final = ("inventory", "provision", "checks", "bench")
+OURS_ENTRY: Final = ("__init__.py", "agent.py", "hello.py")
+"""Files of the package gpuctl that belong to the other side; commands and the lab do not."""
+
+ADMIN_ONLY: Final = frozenset(
+    f"inventory/{name}.py" for name in ("loader", "positions", "schema", "ssh", "proxmox", "proxmox_tls", "init")
+)
+
+LIBRARIES: Final = (
+    "annotated-types",
+    "anyio",
+    "certifi",
+    "click",
+    "filelock",
+    "fsspec",
+    "h11",
+    "httpcore2",
+    "httpx2",
+    "huggingface-hub",
+    "idna",
+    "nvidia-ml-py",
+    "packaging",
+    "pyyaml",
+    "tenacity",
+    "tqdm",
+    "truststore",
+    "typing-extensions",
+)
+"""Distributions that travel; compiled parts (`*.so`) stay out. hf-xet is compiled, so it stays out whole."""
+
+_MAIN: Final = b"""\
+import sys
+if sys.version_info < (3, 11):
+    print('{"type":"error","kind":"failed","message":"python3 here is %d.%d; gpuctl needs 3.11 or newer",'
+          '"hint":"install a newer python3 on that machine"}' % sys.version_info[:2])
+    raise SystemExit(2)
+from gpuctl.agent import main
+raise SystemExit(main())
+"""
+
+_EPOCH: Final = (2020, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A built zip application."""
+
+    path: Path
+    name: str
+    """File name that carries the hash of the content: `agent-<16 hex digits>.pyz`."""
+
+
+def _own_files() -> Iterator[tuple[str, Path]]:
+    root = Path(__file__).parent.parent
+    for name in OURS_ENTRY:
+        yield f"gpuctl/{name}", root / "gpuctl" / name
+    for package in OURS:
+        for path in sorted((root / package).rglob("*")):
+            inside = path.relative_to(root).as_posix()
+            if path.is_file() and "__pycache__" not in inside and inside not in ADMIN_ONLY:
+                yield inside, path
+
+
+def _library_files() -> Iterator[tuple[str, Path]]:
+    for library in LIBRARIES:
+        try:
+            distribution = importlib.metadata.distribution(library)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise Failed(
+                f"library {library} is missing from this installation",
+                hint="install gpuctl again with its locked requirements (see README)",
+            ) from error
+        for file in distribution.files or ():
+            inside = file.as_posix()
+            if inside.startswith(("..", "_yaml/")):
+                continue
+            if inside.endswith((".py", "METADATA", "cacert.pem")):
+                yield inside, Path(str(distribution.locate_file(file)))
+
+
+def _quick_key() -> str:
+    """Changes whenever the bundle could: own files by size and time, libraries by version, this Python."""
+    parts = [sys.version]
+    for inside, path in _own_files():
+        stat = path.stat()
+        parts.append(f"{inside} {stat.st_size} {stat.st_mtime_ns}")
+    parts.extend(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _bytecode(inside: str, source: bytes) -> bytes | None:
+    try:
+        code = compile(source, inside, "exec", dont_inherit=True, optimize=0)
+    except SyntaxError:
+        return None
+    # PEP 552: magic, flags 0b01 = hash-based and unchecked, source hash, code.
+    flags = (1).to_bytes(4, "little")
+    return importlib.util.MAGIC_NUMBER + flags + importlib.util.source_hash(source) + marshal.dumps(code)
+
+
+def _write(target: Path) -> None:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+
+        def add(inside: str, data: bytes) -> None:
+            archive.writestr(zipfile.ZipInfo(inside, _EPOCH), data, zipfile.ZIP_DEFLATED, 6)
+
+        add("__main__.py", _MAIN)
+        for inside, path in (*_own_files(), *_library_files()):
+            data = path.read_bytes()
+            add(inside, data)
+            if inside.endswith(".py") and (code := _bytecode(inside, data)) is not None:
+                add(inside + "c", code)
+
+
+def build() -> Bundle:
+    """The zip application for this installation; built once and kept in the cache folder."""
+    folder = dirs.cache()
+    index = folder / "agent.json"
+    key = _quick_key()
+    try:
+        known = json.loads(index.read_text())
+        path = folder / str(known["name"])
+        if known["key"] == key and path.is_file():
+            return Bundle(path, path.name)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    staging = folder / f"agent.{os.getpid()}.tmp"
+    try:
+        _write(staging)
+        name = f"agent-{hashlib.sha256(staging.read_bytes()).hexdigest()[:16]}.pyz"
+        staging.replace(folder / name)
+    finally:
+        staging.unlink(missing_ok=True)
+    pointer = folder / f"agent.{os.getpid()}.json.tmp"
+    pointer.write_text(json.dumps({"key": key, "name": name}))
+    pointer.replace(index)
+    for old in folder.glob("agent-*.pyz"):
+        if old.name != name:
+            old.unlink(missing_ok=True)
+    return Bundle(folder / name, name)
