@@ -1,0 +1,1 @@
+"""Command lines, read-back and metrics of the inference servers: one module each."""
