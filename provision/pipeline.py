@@ -103,7 +103,15 @@ ROUNDS = 3
 """A stage may need a second round (the module's major is known only once it is loaded); more is a fault."""
 
 
-def _settle(stage: Stage, report: Reporter, emit: Emit) -> Outcome:
+Agree = Callable[[StageName, tuple[Step, ...]], None]
+"""Asked before a stage's steps are made; raises when the user does not agree."""
+
+
+def agreed(_stage: StageName, _steps: tuple[Step, ...]) -> None:
+    """An `Agree` that always agrees."""
+
+
+def _settle(stage: Stage, report: Reporter, emit: Emit, agree: Agree) -> Outcome:
     changed: list[str] = []
     for round_ in range(ROUNDS + 1):
         facts = stage.observe()
@@ -123,6 +131,7 @@ def _settle(stage: Stage, report: Reporter, emit: Emit) -> Outcome:
             )
         for step in plan.steps:
             report(Report(stage.name, Phase.PLANNED, step.line))
+        agree(stage.name, plan.steps)
         for step in plan.steps:
             report(Report(stage.name, Phase.CHANGING, step.line))
             line = stage.apply(step, emit)
@@ -131,12 +140,12 @@ def _settle(stage: Stage, report: Reporter, emit: Emit) -> Outcome:
     raise AssertionError("unreachable")
 
 
-def run(stages: Iterable[Stage], report: Reporter, emit: Emit) -> tuple[Outcome, ...]:
+def run(stages: Iterable[Stage], report: Reporter, emit: Emit, agree: Agree = agreed) -> tuple[Outcome, ...]:
     """Bring each stage to its goal, in order; the first that can't raises its precise reason."""
     outcomes = []
     for stage in stages:
         report(Report(stage.name, Phase.STARTED))
-        outcomes.append(_settle(stage, report, emit))
+        outcomes.append(_settle(stage, report, emit, agree))
     return tuple(outcomes)
 
 

@@ -1,0 +1,1 @@
+"""One module a command: words to calls, results to text."""

@@ -1,0 +1,84 @@
+"""The doors to one container: Proxmox API, SSH to its host, and the container itself; opened when first used."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gpuctl.bundle import build
+from gpuctl.remote import RemoteMachine
+from inventory.machine import Machine, Shell
+from inventory.model import Container, Host, Thresholds
+
+if TYPE_CHECKING:
+    from inventory.loader import Loaded
+    from inventory.proxmox import Guest, ProxmoxApi
+    from inventory.ssh import SshShell
+
+
+class Link:
+    """Everything a command needs to work on one container of an inventory."""
+
+    def __init__(self, loaded: Loaded, name: str) -> None:
+        self.name = name
+        self.container: Container = loaded.inventory.containers[name]
+        self.host_name = self.container.host
+        self.host_entry: Host = loaded.inventory.hosts[self.host_name]
+        self.thresholds: Thresholds = loaded.inventory.thresholds
+        self.lab = loaded.inventory.lab
+        self._loaded = loaded
+        self._open: list[SshShell] = []
+
+    @cached_property
+    def api(self) -> ProxmoxApi:
+        """The Proxmox API, logged in."""
+        from inventory.proxmox import ProxmoxApi
+
+        return ProxmoxApi.connect(self.host_entry.api, base=self._loaded.base_of(self.host_name))
+
+    @cached_property
+    def guest(self) -> Guest:
+        """What the cluster says about the VMID: a container, and on which node."""
+        return self.api.locate(self.container.vmid)
+
+    @property
+    def node(self) -> str:
+        """Name of the node that owns the container."""
+        return self.guest.node
+
+    @cached_property
+    def host_shell(self) -> Shell:
+        """SSH to the host."""
+        from inventory.ssh import SshShell
+
+        shell = SshShell.connect(self.host_entry.ssh, base=self._loaded.base_of(self.host_name))
+        self._open.append(shell)
+        return shell
+
+    @cached_property
+    def host(self) -> Machine:
+        """The host, for jobs."""
+        return RemoteMachine(self.host_shell, build)
+
+    @cached_property
+    def ct(self) -> Machine:
+        """The container, for jobs: by its own sshd when the inventory names one, else by `pct exec`."""
+        from inventory.shell import PctShell
+        from inventory.ssh import SshShell
+
+        if self.container.ssh is None:
+            return RemoteMachine(PctShell(self.host_shell, self.container.vmid), build)
+        shell = SshShell.connect(self.container.ssh, base=self._loaded.base_of(self.name))
+        self._open.append(shell)
+        return RemoteMachine(shell, build)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for shell in self._open:
+            shell.close()
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
