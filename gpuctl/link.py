@@ -11,9 +11,10 @@ from inventory.machine import Machine, Shell
 from inventory.model import Container, Host, Thresholds
 
 if TYPE_CHECKING:
-    from inventory.loader import Loaded
     from inventory.proxmox import Guest, ProxmoxApi
     from inventory.ssh import SshShell
+
+    from inventory.loader import Loaded
 
 
 class Link:
