@@ -1,0 +1,1 @@
+"""The lab's kernel and NVIDIA driver; `site/` goes on PYTHONPATH of lab processes."""

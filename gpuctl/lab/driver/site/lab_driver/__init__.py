@@ -1,0 +1,1 @@
+"""The lab's kernel and NVIDIA driver, as far as a Python process can see them."""
