@@ -1,4 +1,4 @@
-"""What the lab's Proxmox API needs from the node behind it: files, device nodes, containers and their processes."""
+"""What the lab's Proxmox API needs from the node behind it: files, device nodes and containers."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ class Backend(Protocol):
         ...
 
     def shutdown(self, vmid: int, timeout_s: float, log: TaskLog) -> None:
-        """Ask the container to end; raises `TaskFailed("container did not stop")` when it runs on after the limit."""
+        """Ask the container to end; `TaskFailed("container did not stop")` when it runs on after the limit."""
         ...
 
     def hotplug(self, vmid: int, entry: Passthrough) -> None:
-        """Give a running container a device node it did not have: make the node and allow it. Raises `TaskFailed`."""
+        """Give a running container a device node it did not have: make and allow it. Raises `TaskFailed`."""
         ...

@@ -1,4 +1,4 @@
-"""The HTTPS server of the lab's Proxmox API: one thread per connection, keep-alive, TLS from a given certificate."""
+"""The HTTPS server of the lab's Proxmox API: one thread per connection, keep-alive, TLS."""
 
 from __future__ import annotations
 
