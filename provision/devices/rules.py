@@ -1,0 +1,173 @@
+"""The two languages of device access: LXC's cgroup rules and Proxmox's `dev[n]` values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+ALLOW: Final = "lxc.cgroup2.devices.allow"
+DENY: Final = "lxc.cgroup2.devices.deny"
+LEGACY_ALLOW: Final = "lxc.cgroup.devices.allow"
+LEGACY_DENY: Final = "lxc.cgroup.devices.deny"
+MOUNT: Final = "lxc.mount.entry"
+
+_RULE: Final = re.compile(r"([abc]) ([0-9]{1,9}|\*):([0-9]{1,9}|\*) ([rwm]+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`TYPE MAJOR:MINOR ACCESS`; None stands for `*`. The bare rule `a` means every device."""
+
+    type: str
+    major: int | None
+    minor: int | None
+    access: str
+
+    def covers(self, major: int, minor: int, access: str = "rw") -> bool:
+        """Whether it speaks about all of `access` on the character device major:minor."""
+        return (
+            self.type in "ac"
+            and self.major in (None, major)
+            and self.minor in (None, minor)
+            and set(access) <= set(self.access)
+        )
+
+    def __str__(self) -> str:
+        number = ("*" if n is None else str(n) for n in (self.major, self.minor))
+        return f"{self.type} {':'.join(number)} {self.access}"
+
+
+def parse_rule(text: str) -> Rule | None:
+    """A rule exactly as LXC reads it (lxc 6.0.5, device_cgroup_rule_parse); None when it is none."""
+    if text == "a":
+        return Rule("a", None, None, "rwm")
+    match = _RULE.fullmatch(text)
+    if match is None:
+        return None
+    major, minor = (None if n == "*" else int(n) for n in match.group(2, 3))
+    return Rule(match[1], major, minor, match[4])
+
+
+def allowed(settings: Iterable[tuple[str, str]], major: int, minor: int) -> bool:
+    """Whether raw lines (key, value) let a privileged container open character device major:minor.
+
+    The start is "nothing": Proxmox's common.conf denies all and allows no GPU (lxc config/templates).
+    Only cgroup2 keys count: cgroup v1 keys are ignored on a cgroup2 host.
+    """
+    default = False
+    listed: list[tuple[bool, Rule]] = []
+    for key, value in settings:
+        rule = parse_rule(value)
+        if rule is None or key not in (ALLOW, DENY):
+            continue
+        allow = key == ALLOW
+        if rule.type == "a":  # sets the default and empties the list
+            default, listed = allow, []
+        elif any(rule == other for _, other in listed):  # the same rule again only flips
+            listed = [(allow if rule == other else old, other) for old, other in listed]
+        elif not (default and allow):
+            listed.append((allow, rule))
+    for allow, rule in listed:  # the first that matches decides
+        if rule.covers(major, minor):
+            return allow
+    return default
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A `lxc.mount.entry` value: source on the host, target in the container, options."""
+
+    source: str
+    target: str
+    options: tuple[str, ...]
+
+    @property
+    def optional(self) -> bool:
+        """Without it a missing source stops the container's start; with it the start goes on without the node."""
+        return "optional" in self.options
+
+    @property
+    def bind(self) -> bool:
+        """Whether it makes a path of the host visible."""
+        return "bind" in self.options or "rbind" in self.options
+
+
+def parse_mount(text: str) -> Mount | None:
+    """An fstab-like entry; the target is given below `/` of the container, without the leading slash."""
+    fields = text.split()
+    if len(fields) < 4:
+        return None
+    source, target = (_unescaped(field) for field in fields[:2])
+    return Mount(source, target.lstrip("/"), tuple(fields[3].split(",")))
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8) & 255), field)
+
+
+class BadDevice(ValueError):
+    """A `dev[n]` value that Proxmox refuses, with its own text."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevSpec:
+    """A `dev[n]` value. Proxmox makes the node in the container with `mode`, `uid`, `gid`; default 0660 root."""
+
+    path: str
+    mode: int = 0o660
+    uid: int = 0
+    gid: int = 0
+    deny_write: bool = False
+
+
+_TRUE, _FALSE = ("1", "on", "yes", "true"), ("0", "off", "no", "false")
+
+
+def _pairs(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        if not part.strip(" \t\n\r\f\v"):
+            continue
+        match = re.match(r"([^=]+)=(.+)$", part)
+        if match is None and "=" in part:
+            raise BadDevice("missing key in comma-separated list property")
+        key, value = (match[1], match[2]) if match else ("path", part)
+        if key in found:
+            raise BadDevice(f"duplicate key in comma-separated list property: {key}")
+        found[key] = value
+    return found
+
+
+def _problem(key: str, value: str) -> str:
+    """What Proxmox says about one property; empty when it takes it."""
+    if key == "path":
+        bad = not value.startswith("/dev/") or re.search(r"/\.\.?(/|$)", value)
+        return f"invalid format - {value} is not a valid device path" if bad else ""
+    if key == "mode":
+        return "" if re.fullmatch(r"0[0-7]{3}", value) else "value does not match the regex pattern"
+    if key in ("uid", "gid"):
+        if not re.fullmatch(r"[+-]?\d+", value, re.ASCII):
+            return f"type check ('integer') failed - got '{value}'"
+        return "value must have a minimum value of 0" if int(value[:4000]) < 0 else ""
+    if key == "deny-write":
+        return "" if value.lower() in _TRUE + _FALSE else f"type check ('boolean') failed - got '{value}'"
+    return "property is not defined in schema and the schema does not allow additional properties"
+
+
+def parse_device(text: str) -> DevSpec:
+    """Read a `dev[n]` value as Proxmox does; raises `BadDevice` with Proxmox's own text."""
+    pairs = _pairs(text)
+    problems = [f"{key}: {problem}" for key, value in pairs.items() if (problem := _problem(key, value))]
+    if problems:
+        raise BadDevice("\n".join(["format error", *sorted(problems)]))
+    if "path" not in pairs:
+        raise BadDevice("Path has to be defined")
+    return DevSpec(
+        pairs["path"],
+        int(pairs.get("mode", "0660"), 8),
+        int(pairs.get("uid", "0")[:4000]),
+        int(pairs.get("gid", "0")[:4000]),
+        pairs.get("deny-write", "0").lower() in _TRUE,
+    )
