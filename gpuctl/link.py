@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuctl.bundle import build
@@ -29,6 +30,11 @@ class Link:
         self.lab = loaded.inventory.lab
         self._loaded = loaded
         self._open: list[SshShell] = []
+
+    @property
+    def base(self) -> Path:
+        """The folder of the file that names the container; relative paths and references start there."""
+        return self._loaded.base_of(self.name)
 
     @cached_property
     def api(self) -> ProxmoxApi:
@@ -69,7 +75,7 @@ class Link:
 
         if self.container.ssh is None:
             return RemoteMachine(PctShell(self.host_shell, self.container.vmid), build)
-        shell = SshShell.connect(self.container.ssh, base=self._loaded.base_of(self.name))
+        shell = SshShell.connect(self.container.ssh, base=self.base)
         self._open.append(shell)
         return RemoteMachine(shell, build)
 

@@ -26,7 +26,7 @@ class LocalMachine:
         args: Mapping[str, Any] | None = None,
         *,
         emit: Emit = ignore,
-        timeout_s: float = 60.0,  # noqa: ARG002 -- each job bounds its own waits
+        timeout_s: float = 60.0,
     ) -> Any:
         """Run the job here."""
         return run_job(job, dict(args or {}), emit)
