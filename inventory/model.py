@@ -81,8 +81,8 @@ class Ssh:
 
     address: Annotated[str, MinLen(1)]
     """Host name, address, or an alias of `~/.ssh/config`."""
-    user: str = "root"
-    """Login name."""
+    user: str = ""
+    """Login name; default from `~/.ssh/config`, else root."""
     port: Port | None = None
     """TCP port; default from `~/.ssh/config`, else 22."""
     key: str = ""
