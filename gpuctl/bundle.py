@@ -22,13 +22,14 @@ from typing import Final
 from gpuctl import dirs
 from inventory.errors import Failed
 
-OURS: Final = ("inventory", "provision", "checks", "bench")
-OURS_ENTRY: Final = ("__init__.py", "agent.py", "hello.py")
-"""Files of the package gpuctl that belong to the other side; commands and the lab do not."""
-
-ADMIN_ONLY: Final = frozenset(
-    f"inventory/{name}.py" for name in ("loader", "positions", "schema", "ssh", "proxmox", "proxmox_tls", "init")
-)
+OURS: Final[dict[str, tuple[str, ...]]] = {
+    "gpuctl": ("__init__.py", "agent.py", "hello.py"),
+    "inventory": ("__init__.py", "errors.py", "launch.py", "machine.py", "model.py", "reentry.py", "root.py"),
+    "provision": ("**/*",),
+    "checks": ("**/*",),
+    "bench": ("**/*",),
+}
+"""Files of each package that belong to the other side, as glob patterns; the rest is the admin's alone."""
 
 LIBRARIES: Final = (
     "annotated-types",
@@ -76,13 +77,10 @@ class Bundle:
 
 def _own_files() -> Iterator[tuple[str, Path]]:
     root = Path(__file__).parent.parent
-    for name in OURS_ENTRY:
-        yield f"gpuctl/{name}", root / "gpuctl" / name
-    for package in OURS:
-        for path in sorted((root / package).rglob("*")):
-            inside = path.relative_to(root).as_posix()
-            if path.is_file() and "__pycache__" not in inside and inside not in ADMIN_ONLY:
-                yield inside, path
+    for package, patterns in OURS.items():
+        for path in sorted({path for pattern in patterns for path in (root / package).glob(pattern)}):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path.relative_to(root).as_posix(), path
 
 
 def _library_files() -> Iterator[tuple[str, Path]]:

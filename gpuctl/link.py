@@ -13,9 +13,9 @@ from inventory.model import Container, Host, Thresholds
 
 if TYPE_CHECKING:
     from inventory.proxmox import Guest, ProxmoxApi
-    from inventory.ssh import SshShell
 
     from inventory.loader import Loaded
+    from inventory.ssh import SshShell
 
 
 class Link:
