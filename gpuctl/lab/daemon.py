@@ -1,0 +1,181 @@
+"""labd: one process that runs the lab's API, SSH server and Hub and holds its machines."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from gpuctl.lab import credentials, inventory_file, namespaces, programs, reboot, rootfs
+from gpuctl.lab.control import Call, ControlServer
+from gpuctl.lab.kernel import Kernel
+from gpuctl.lab.machine import Node
+from gpuctl.lab.ssh import SshServer
+from gpuctl.lab.state import VMID, LabDir, LabInfo, open_dir, read_info, write_json
+
+PORTS: Final = {"api": 18006, "ssh": 18022, "hub": 18080}
+"""Ports of a lab's first start; another free one is taken where one is in use, and kept from then on."""
+_log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """Everything that runs; made in the main thread, whose event loop serves SSH."""
+
+    def __init__(self, lab: LabDir, loop: asyncio.AbstractEventLoop, *, first_ports: dict[str, int]) -> None:
+        self.lab = lab
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._stopping = asyncio.Event()
+        before = read_info(lab)
+        wanted = before.ports if before else first_ports
+        self._ports = {name: port if _free(port) else 0 for name, port in wanted.items()}
+        self.fresh = not lab.kernel.exists()
+        token = before.token if before else secrets.token_hex(16)
+        isolation = namespaces.isolation(os.environ)
+        self.kernel = Kernel(lab.kernel, lab.host_rootfs, {VMID: lab.ct_rootfs()}, token)
+        rootfs.install(lab, self.kernel.token)
+        credentials.ensure(lab)
+        self.node = Node(lab, self.kernel, isolation)
+        self._ssh = SshServer(lab, self.node)
+        self._api: Any = None
+        self._hub: Any = None
+        self._control: ControlServer | None = None
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stopping.set)
+        try:
+            self._control = ControlServer(self.lab.socket, self._handle)
+            self._start_hub()
+            await asyncio.to_thread(self._boot)
+            await self._listen()
+            self.publish()
+            _log.info("ready: %s", self._ports)
+            await self._stopping.wait()
+        finally:
+            await self._shutdown()
+
+    def _boot(self) -> None:
+        if self.fresh:
+            reboot.first_boot(self.node)
+        else:
+            reboot.boot(self.node)
+
+    async def _listen(self) -> None:
+        self._ports["ssh"] = await self._ssh.listen(self._ports["ssh"])
+        credentials.write_known_hosts(self.lab, self._ports["ssh"])
+        await asyncio.to_thread(self._start_api)
+
+    def publish(self, *, running: bool = True) -> None:
+        """Write lab.json and the inventory: from now on the lab is ready. Stopped: pid 0."""
+        info = LabInfo(
+            pid=os.getpid() if running else 0,
+            isolation=self.node.isolation,
+            boot_id=self.kernel.boot_id,
+            boot_count=self.kernel.boot_count,
+            ports=self._ports,
+            token=self.kernel.token,
+            fingerprint=credentials.fingerprint(self.lab),
+            dir=str(self.lab.root),
+            pids=self.node.pids(),
+        )
+        inventory_file.write(self.lab, info)
+        write_json(self.lab.info, info.to_json())
+
+    def _start_api(self) -> None:
+        try:
+            from gpuctl.lab.pve.auth import User, Users
+            from gpuctl.lab.pve.server import serve
+
+            users = Users({"root@pam": User(password=self.lab.password.read_text().strip())})
+            self._api = serve(
+                self.node, port=self._ports["api"], cert=self.lab.cert, key=self.lab.key, users=users
+            )
+            self._ports["api"] = self._api.port
+        except Exception:  # until the API is there
+            _log.exception("no API")
+            self._ports["api"] = 0
+
+    def _start_hub(self) -> None:
+        from gpuctl.lab.hub import serve, smollm2_repo
+
+        self._hub = serve((smollm2_repo(),), port=self._ports["hub"])
+        self._ports["hub"] = self._hub.port
+
+    def _handle(self, call: Call) -> int:
+        if call.program == "lab-reboot":
+            return self._reboot()
+        return programs.run(call, self.node)
+
+    def _reboot(self) -> int:
+        with self._lock:
+            self._wait(self._ssh.drop())
+            if self._api is not None:
+                self._api.close()
+                self._api = None
+            reboot.reboot(self.node)
+            self._wait(self._listen())
+            self.publish()
+        return 0
+
+    def _wait(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def _shutdown(self) -> None:
+        await self._ssh.drop()
+        steps: list[Callable[[], object]] = [self.node.power_off]
+        steps += [server.close for server in (self._api, self._hub, self._control) if server is not None]
+        for step in steps:
+            try:
+                await asyncio.to_thread(step)
+            except Exception:
+                _log.exception("while stopping")
+        if self.lab.info.exists():
+            self.publish(running=False)
+        _log.info("stopped")
+
+
+def main(argv: list[str]) -> int:
+    """Run labd for the folder `argv[0]`; `argv[1:]` are `NAME=PORT`. Returns 3 when another labd has the folder."""
+    lab = open_dir(argv[0])
+    lab.root.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
+    lock = os.open(lab.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 3
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+    ports = PORTS | {name: int(port) for name, _, port in (word.partition("=") for word in argv[1:])}
+    try:
+        asyncio.run(_run(lab, ports))
+    except Exception:
+        _log.exception("labd failed")
+        return 1
+    return 0
+
+
+async def _run(lab: LabDir, ports: dict[str, int]) -> None:
+    await Daemon(lab, asyncio.get_running_loop(), first_ports=ports).run()
+
+
+def _free(port: int) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,227 @@
+"""The lab's Proxmox node: boots, and starts containers from their configuration with real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuctl.lab import container, namespaces, rootfs
+from gpuctl.lab.kernel import Kernel, read_node, write_node
+from gpuctl.lab.pve.backend import DeviceStat, NodeFacts, NodeKind, Passthrough, Runtime, TaskFailed, TaskLog
+from gpuctl.lab.state import NODE, VMID, LabDir
+
+
+@dataclass(slots=True)
+class _Guest:
+    view: namespaces.View | None = None
+    started: float = 0.0
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+class Node:
+    """Host and containers of one lab; implements `gpuctl.lab.pve.backend.Backend`."""
+
+    node = NODE
+    read_only = False
+
+    def __init__(self, lab: LabDir, kernel: Kernel, isolation: str, *, shm_mib: int = 512) -> None:
+        self.lab = lab
+        self.kernel = kernel
+        self.isolation = isolation
+        self._shm_mib = shm_mib
+        self._host: namespaces.View | None = None
+        self._guests = {VMID: _Guest()}
+
+    @property
+    def conf_dir(self) -> Path:
+        return self.lab.conf_dir
+
+    @property
+    def lock_dir(self) -> Path:
+        return self.lab.host_rootfs / "run/lock/lxc"
+
+    @property
+    def host(self) -> namespaces.View:
+        """The running host. Raises `TaskFailed` while it is off."""
+        if self._host is None:
+            raise TaskFailed("the lab host is not running")
+        return self._host
+
+    def view(self, vmid: int) -> namespaces.View | None:
+        """A running container, else None."""
+        guest = self._guests.get(vmid)
+        if guest is None or guest.view is None or not guest.view.alive():
+            return None
+        return guest.view
+
+    def pids(self) -> dict[str, int]:
+        """First process of each machine in namespaces, by name."""
+        if self.isolation != "namespaces":
+            return {}
+        found = {} if self._host is None else {NODE: self._host.pid}
+        return found | {f"ct{vmid}": view.pid for vmid in self._guests if (view := self.view(vmid))}
+
+    # --- power -------------------------------------------------------------------------------------------------
+
+    def power_on(self) -> None:
+        """Boot the host. Containers are not started; `startall` does that."""
+        run = self.lab.host_rootfs / "run"
+        for entry in run.iterdir():
+            # The daemon's own socket stays: programs inside find it there.
+            if entry.name != "gpuctl-lab":
+                _remove(entry)
+        self.lock_dir.mkdir(parents=True)
+        self.kernel.boot()
+        blueprint = self._blueprint(NODE, self.lab.host_rootfs, self._shm_mib, rootfs.binds(container=False))
+        self._host = namespaces.start(self.isolation, blueprint)
+
+    def power_off(self) -> None:
+        """Kill containers and host, as a power cut does."""
+        for guest in self._guests.values():
+            with guest.lock:
+                if guest.view is not None:
+                    guest.view.kill()
+                guest.view = None
+        if self._host is not None:
+            self._host.kill()
+            self._host = None
+
+    def startall(self) -> None:
+        """Start the containers that have `onboot: 1`; a failure is written to the log only."""
+        for vmid in self._guests:
+            try:
+                plan = container.read(self.conf_dir / f"{vmid}.conf", vmid)
+                if plan.values.get("onboot") in (1, "1"):
+                    self.start(vmid, QuietLog())
+            except (TaskFailed, OSError) as error:
+                QuietLog()(f"startall: {error}")
+
+    # --- Backend -----------------------------------------------------------------------------------------------
+
+    def quorate(self) -> bool | None:
+        return None
+
+    def virtual_machines(self) -> Mapping[int, str]:
+        return {}
+
+    def facts(self) -> NodeFacts:
+        usage = shutil.disk_usage(self.lab.root)
+        return NodeFacts(
+            cpus=os.cpu_count() or 1,
+            load=os.getloadavg(),
+            disk_total=usage.total,
+            disk_used=usage.used,
+            memory_total=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        )
+
+    def uptime_s(self) -> float:
+        return self.kernel.uptime_s()
+
+    def boot_time(self) -> float:
+        return self.kernel.booted_at
+
+    def device(self, path: str) -> DeviceStat | None:
+        place = self.lab.host_rootfs / path.lstrip("/")
+        node = read_node(place)
+        if node is not None:
+            return DeviceStat(NodeKind.CHAR if node.kind == "c" else NodeKind.BLOCK, node.major, node.minor)
+        return DeviceStat(NodeKind.OTHER) if place.exists() else None
+
+    def running(self, vmid: int) -> bool:
+        return self.view(vmid) is not None
+
+    def runtime(self, vmid: int) -> Runtime | None:
+        view = self.view(vmid)
+        if view is None:
+            return None
+        return Runtime(pid=view.pid, uptime_s=time.time() - self._guests[vmid].started)
+
+    def start(self, vmid: int, log: TaskLog) -> None:
+        guest = self._guest(vmid)
+        with guest.lock:
+            if self.running(vmid):
+                raise TaskFailed(f"CT {vmid} already running")
+            if self._host is None:
+                raise TaskFailed("the lab host is not running")
+            plan = container.read(self.conf_dir / f"{vmid}.conf", vmid)
+            folder = self.lab.ct_rootfs(vmid)
+            shm_mib, binds = container.prepare(plan, self.lab.host_rootfs, folder, log)
+            if self.isolation == "plain":
+                rootfs.link_engine(folder)
+            blueprint = self._blueprint(
+                f"ct{vmid}", folder, shm_mib or self._shm_mib, rootfs.binds(container=True), binds
+            )
+            guest.started = time.time()
+            guest.view = namespaces.start(self.isolation, blueprint)
+
+    def start_like_pct(self, vmid: int, log: TaskLog) -> None:
+        """What `pct start` does: the same as a start over the API."""
+        self.start(vmid, log)
+
+    def stop(self, vmid: int, log: TaskLog) -> None:
+        guest = self._guest(vmid)
+        with guest.lock:
+            container.read(self.conf_dir / f"{vmid}.conf", vmid).refuse_lock(tolerated=("mounted",))
+            if guest.view is not None:
+                guest.view.kill()
+            guest.view = None
+
+    def shutdown(self, vmid: int, timeout_s: float, log: TaskLog) -> None:
+        # No init system runs in there that could be asked.
+        self.stop(vmid, log)
+
+    def hotplug(self, vmid: int, entry: Passthrough) -> None:
+        folder = self.lab.ct_rootfs(vmid)
+        write_node(folder / entry.path.lstrip("/"), container.passthrough_node(entry))
+        rules = folder / container.RULES
+        text = rules.read_text()
+        if text != "a\n":
+            rules.write_text(f"{text}{container.passthrough_rule(entry)}\n")
+
+    def _guest(self, vmid: int) -> _Guest:
+        if vmid not in self._guests:
+            raise TaskFailed(f"the lab has no container {vmid}")
+        return self._guests[vmid]
+
+    def _blueprint(
+        self,
+        name: str,
+        folder: Path,
+        shm_mib: int,
+        binds: tuple[tuple[str, str], ...],
+        shared: tuple[tuple[str, str], ...] = (),
+    ) -> namespaces.Blueprint:
+        return namespaces.Blueprint(
+            name=name,
+            rootfs=folder,
+            site=rootfs.site_folder(),
+            token=self.kernel.token,
+            shm_mib=shm_mib,
+            binds=binds,
+            shared=shared,
+            uptime_s=self.kernel.uptime_s(),
+        )
+
+
+class QuietLog:
+    """A `TaskLog` that goes to the daemon's log."""
+
+    def __call__(self, text: str) -> None:
+        import logging
+
+        logging.getLogger(__name__).info("%s", text)
+
+    def warn(self, text: str) -> None:
+        self(f"WARN: {text}")
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()

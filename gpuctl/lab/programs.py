@@ -1,0 +1,99 @@
+"""Programs of the lab host besides pct: nvidia-modprobe, modprobe, lsmod, pveversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gpuctl.lab import pct
+from gpuctl.lab.control import Call
+from gpuctl.lab.kernel import GPUS
+from gpuctl.lab.machine import Node
+
+_VERSION: Final = "pve-manager/9.2.11/lab (running kernel: 6.17.2-1-pve)"
+
+
+def run(call: Call, node: Node) -> int:
+    """Run one program; exit status as the real one gives."""
+    handler = _PROGRAMS.get(call.program)
+    if handler is None:
+        call.error(f"{call.program}: not a program of the lab\n")
+        return 127
+    return handler(call, node)
+
+
+def _nvidia_modprobe(call: Call, node: Node) -> int:
+    """`-u` loads nvidia-uvm; `-c N` makes nodes: N of nvidiaN, with -u the uvm nodes; `-m` nvidia-modeset.
+
+    Makes no node, and says nothing, where ModifyDeviceFiles is 0: as the real one does.
+    """
+    words, minors, uvm, modeset = list(call.words), list[int](), False, False
+    while words:
+        word = words.pop(0)
+        match word:
+            case "-u" | "--unified-memory":
+                uvm = True
+            case "-m" | "--modeset":
+                modeset = True
+            case "-c" | "--create-nvidia-device-file":
+                if not words or not words[0].isdigit():
+                    call.error(f"nvidia-modprobe: option '{word}' needs a number\n")
+                    return 1
+                minors.append(int(words.pop(0)))
+            case "-f":
+                words[:1] = []
+            case "-l" | "-s" | "-v" | "--nvlink" | "--nvswitch":
+                pass
+            case _:
+                if word.startswith("-c") and word[2:].isdigit():
+                    minors.append(int(word[2:]))
+                else:
+                    call.error(f'nvidia-modprobe: unrecognized option: "{word}"\n')
+                    return 1
+    if uvm:
+        node.kernel.load_uvm()
+        if minors:
+            node.kernel.make_uvm_nodes()
+    elif modeset:
+        node.kernel.make_gpu_node(254)
+    else:
+        for minor in minors:
+            if minor < GPUS or minor == 255:
+                node.kernel.make_gpu_node(minor)
+    return 0
+
+
+def _modprobe(call: Call, node: Node) -> int:
+    words = [word for word in call.words if not word.startswith("-")]
+    remove = any(word in {"-r", "--remove"} for word in call.words)
+    for word in words:
+        name = word.replace("-", "_")
+        if name == "nvidia_uvm":
+            if remove:
+                node.kernel.unload_uvm()
+            else:
+                node.kernel.load_uvm()
+        elif name not in {"nvidia", "nvidia_modeset"}:
+            call.error(f"modprobe: FATAL: Module {word} not found in directory /lib/modules/6.17.2-1-pve\n")
+            return 1
+    return 0
+
+
+def _lsmod(call: Call, node: Node) -> int:
+    call.out("Module                  Size  Used by\n")
+    call.out("".join(f"{name:<19} {1_900_544:>9}  0\n" for name in reversed(node.kernel.modules())))
+    return 0
+
+
+def _pveversion(call: Call, _: Node) -> int:
+    call.out(f"{_VERSION}\n")
+    return 0
+
+
+_PROGRAMS: Final[dict[str, Callable[[Call, Node], int]]] = {
+    "pct": pct.run,
+    "nvidia-modprobe": _nvidia_modprobe,
+    "modprobe": _modprobe,
+    "lsmod": _lsmod,
+    "pveversion": _pveversion,
+}
