@@ -76,7 +76,10 @@ class TaskLog(Protocol):
 
 
 class Backend(Protocol):
-    """The node behind the API. Methods may be called from several threads at once."""
+    """The node behind the API. Methods may be called from several threads at once.
+
+    start, stop and shutdown are called while the container's lock file is held: they must not take it again.
+    """
 
     @property
     def node(self) -> str:

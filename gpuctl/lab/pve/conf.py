@@ -54,9 +54,39 @@ class Section:
             data["description"] = self.description
         return data
 
+    def get(self, key: str) -> Any:
+        """An option's value, None when it is not set; `lxc` and `description` are options too."""
+        if key == "description":
+            return self.description
+        if key == "lxc" and key not in self.values:
+            return self.lxc or None
+        return self.values.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Set an option."""
+        if key == "description":
+            self.description = value
+        elif key == "lxc" and isinstance(value, list):
+            self.lxc = value
+        else:
+            self.values[key] = value
+
+    def drop(self, key: str) -> None:
+        """Unset an option."""
+        if key == "description":
+            self.description = None
+        elif key == "lxc":
+            self.lxc = []
+        self.values.pop(key, None)
+
+    def names(self) -> tuple[str, ...]:
+        """The options that are set, sorted."""
+        extra = [key for key in ("description", "lxc") if self.get(key) is not None]
+        return tuple(sorted({*self.values, *extra}))
+
     def empty(self) -> bool:
         """Whether nothing at all is in it."""
-        return not self.values and not self.lxc and self.description is None
+        return not self.names()
 
 
 @dataclass(slots=True)
