@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterable
 
+from inventory.errors import CannotLook
 from inventory.root import at
 from provision.devices.facts import Content, Node, NodeKind, State
 
@@ -31,11 +32,13 @@ def content(path: str) -> Content:
 
 
 def names(folder: str) -> tuple[str, ...]:
-    """Names in a folder, sorted; an absent or unreadable folder has none."""
+    """Names in a folder, sorted; an absent folder has none. Raises `CannotLook` for one that can't be read."""
     try:
         return tuple(sorted(os.listdir(at(folder))))  # noqa: PTH208
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return ()
+    except OSError as error:
+        raise CannotLook(f"{folder} can't be read: {os.strerror(error.errno or 0)}") from error
 
 
 def _kind(mode: int) -> NodeKind:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 NVIDIA: Final = 195
-"""Fixed major of nvidia0..N, nvidiactl and nvidia-modeset; its name changed in 545.23.06, so it isn't looked up."""
+"""Fixed major of nvidia0..N, nvidiactl and nvidia-modeset; its name changed in 545.23.06, so not looked up."""
 
 DYNAMIC: Final = ("nvidia-uvm", "nvidia-caps", "nvidia-nvswitch", "nvidia-nvlink", "nvidia-caps-imex-channels")
 """Drivers whose major the kernel hands out anew at each load (open-gpu-kernel-modules: uvm.c, nv-caps.c)."""
