@@ -1,0 +1,1 @@
+"""Bring model weights into memory: verified, resumable, visible only when complete."""
