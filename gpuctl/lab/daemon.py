@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuctl.lab import credentials, inventory_file, namespaces, programs, reboot, rootfs
 from gpuctl.lab.control import Call, ControlServer
@@ -20,8 +23,14 @@ from gpuctl.lab.machine import Node
 from gpuctl.lab.ssh import SshServer
 from gpuctl.lab.state import VMID, LabDir, LabInfo, open_dir, read_info, write_json
 
+if TYPE_CHECKING:
+    from gpuctl.lab.hub import RunningHub
+    from gpuctl.lab.pve.auth import Authority
+    from gpuctl.lab.pve.server import RunningServer
+
 PORTS: Final = {"api": 18006, "ssh": 18022, "hub": 18080}
 """Ports of a lab's first start; another free one is taken where one is in use, and kept from then on."""
+_STARTALL_LIMIT_S: Final = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -44,8 +53,9 @@ class Daemon:
         credentials.ensure(lab)
         self.node = Node(lab, self.kernel, isolation)
         self._ssh = SshServer(lab, self.node)
-        self._api: Any = None
-        self._hub: Any = None
+        self._api: RunningServer | None = None
+        self._authority: Authority | None = None
+        self._hub: RunningHub | None = None
         self._control: ControlServer | None = None
 
     async def run(self) -> None:
@@ -57,9 +67,13 @@ class Daemon:
             self._start_hub()
             await asyncio.to_thread(self._boot)
             await self._listen()
+            await asyncio.to_thread(self._startall)
             self.publish()
             _log.info("ready: %s", self._ports)
-            await self._stopping.wait()
+            while not self._stopping.is_set():
+                self.node.tick()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), 0.5)
         finally:
             await self._shutdown()
 
@@ -73,6 +87,13 @@ class Daemon:
         self._ports["ssh"] = await self._ssh.listen(self._ports["ssh"])
         credentials.write_known_hosts(self.lab, self._ports["ssh"])
         await asyncio.to_thread(self._start_api)
+
+    def _startall(self) -> None:
+        """What pve-guests.service does after boot: a task that everyone can see and wait for."""
+        assert self._api is not None
+        task = self._api.site.tasks.start("startall", "", "root@pam", self.node.startall)
+        if not task.done.wait(_STARTALL_LIMIT_S):
+            _log.warning("startall still runs after %s s", _STARTALL_LIMIT_S)
 
     def publish(self, *, running: bool = True) -> None:
         """Write lab.json and the inventory: from now on the lab is ready. Stopped: pid 0."""
@@ -91,18 +112,22 @@ class Daemon:
         write_json(self.lab.info, info.to_json())
 
     def _start_api(self) -> None:
-        try:
-            from gpuctl.lab.pve.auth import User, Users
-            from gpuctl.lab.pve.server import serve
+        from gpuctl.lab.pve.auth import User, Users
+        from gpuctl.lab.pve.server import serve
 
-            users = Users({"root@pam": User(password=self.lab.password.read_text().strip())})
-            self._api = serve(
-                self.node, port=self._ports["api"], cert=self.lab.cert, key=self.lab.key, users=users
-            )
-            self._ports["api"] = self._api.port
-        except Exception:  # until the API is there
-            _log.exception("no API")
-            self._ports["api"] = 0
+        users = Users({"root@pam": User(password=self.lab.password.read_text().strip())})
+        self._api = serve(self.node, port=self._ports["api"], cert=self.lab.cert, key=self.lab.key, users=users)
+        if self._authority is not None:
+            # The key that signs tickets lies on disk: a ticket is still good after a reboot.
+            self._api.site.authority = self._authority
+        self._authority = self._api.site.authority
+        self._ports["api"] = self._api.port
+
+    def _stop_api(self) -> None:
+        if self._api is not None:
+            self._api.close()
+            self._api = None
+            cut_connections(self._ports["api"])
 
     def _start_hub(self) -> None:
         from gpuctl.lab.hub import serve, smollm2_repo
@@ -118,11 +143,10 @@ class Daemon:
     def _reboot(self) -> int:
         with self._lock:
             self._wait(self._ssh.drop())
-            if self._api is not None:
-                self._api.close()
-                self._api = None
+            self._stop_api()
             reboot.reboot(self.node)
             self._wait(self._listen())
+            self._startall()
             self.publish()
         return 0
 
@@ -131,8 +155,8 @@ class Daemon:
 
     async def _shutdown(self) -> None:
         await self._ssh.drop()
-        steps: list[Callable[[], object]] = [self.node.power_off]
-        steps += [server.close for server in (self._api, self._hub, self._control) if server is not None]
+        steps: list[Callable[[], object]] = [self._stop_api, self.node.power_off]
+        steps += [server.close for server in (self._hub, self._control) if server is not None]
         for step in steps:
             try:
                 await asyncio.to_thread(step)
@@ -169,9 +193,19 @@ async def _run(lab: LabDir, ports: dict[str, int]) -> None:
     await Daemon(lab, asyncio.get_running_loop(), first_ports=ports).run()
 
 
-def _free(port: int) -> bool:
-    import socket
+def cut_connections(port: int) -> None:
+    """Shut down every TCP connection that this process accepted on `port`, whoever holds it."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            copy = socket.socket(fileno=os.dup(int(entry.name)))
+            with copy:
+                if copy.family == socket.AF_INET and copy.getsockname()[1] == port:
+                    copy.shutdown(socket.SHUT_RDWR)
 
+
+def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -252,7 +252,8 @@ def driver_files(gpu_list: list[dict[str, Any]]) -> dict[str, str]:
             "GCC version:  gcc version 14.2.0 (Debian 14.2.0-19)\n"
         ),
         "params": (
-            "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
+            "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\n"
+            "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
         ),
     }
     for gpu in gpu_list:

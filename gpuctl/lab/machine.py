@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuctl.lab import container, namespaces, rootfs
-from gpuctl.lab.kernel import Kernel, read_node, write_node
+from gpuctl.lab import container, namespaces, plain, rootfs
+from gpuctl.lab.kernel import Kernel, read_node
 from gpuctl.lab.pve.backend import DeviceStat, NodeFacts, NodeKind, Passthrough, Runtime, TaskFailed, TaskLog
+from gpuctl.lab.pve.conf import Conf
+from gpuctl.lab.pve.fault import Fault
+from gpuctl.lab.pve.guest import Guests
+from gpuctl.lab.pve.store import Store
 from gpuctl.lab.state import NODE, VMID, LabDir
 
 
@@ -35,7 +39,10 @@ class Node:
         self.isolation = isolation
         self._shm_mib = shm_mib
         self._host: namespaces.View | None = None
-        self._guests = {VMID: _Guest()}
+        self._machines = {VMID: _Guest()}
+        self.store = Store(self, lock_timeout_s=10)
+        self.guests = Guests(self, self.store)
+        """Containers as the API and `pct` change them; both go through this."""
 
     @property
     def conf_dir(self) -> Path:
@@ -54,7 +61,7 @@ class Node:
 
     def view(self, vmid: int) -> namespaces.View | None:
         """A running container, else None."""
-        guest = self._guests.get(vmid)
+        guest = self._machines.get(vmid)
         if guest is None or guest.view is None or not guest.view.alive():
             return None
         return guest.view
@@ -64,7 +71,7 @@ class Node:
         if self.isolation != "namespaces":
             return {}
         found = {} if self._host is None else {NODE: self._host.pid}
-        return found | {f"ct{vmid}": view.pid for vmid in self._guests if (view := self.view(vmid))}
+        return found | {f"ct{vmid}": view.pid for vmid in self._machines if (view := self.view(vmid))}
 
     # --- power -------------------------------------------------------------------------------------------------
 
@@ -82,7 +89,7 @@ class Node:
 
     def power_off(self) -> None:
         """Kill containers and host, as a power cut does."""
-        for guest in self._guests.values():
+        for guest in self._machines.values():
             with guest.lock:
                 if guest.view is not None:
                     guest.view.kill()
@@ -91,15 +98,21 @@ class Node:
             self._host.kill()
             self._host = None
 
-    def startall(self) -> None:
-        """Start the containers that have `onboot: 1`; a failure is written to the log only."""
-        for vmid in self._guests:
+    def startall(self, log: TaskLog) -> None:
+        """Start the containers that have `onboot: 1`; one that fails does not stop the others."""
+        for vmid in self.store.vmids():
             try:
-                plan = container.read(self.conf_dir / f"{vmid}.conf", vmid)
-                if plan.values.get("onboot") in (1, "1"):
-                    self.start(vmid, QuietLog())
-            except (TaskFailed, OSError) as error:
-                QuietLog()(f"startall: {error}")
+                if str(self.store.load(vmid).main.values.get("onboot", "0")) in {"1", "yes", "on", "true"}:
+                    log(f"Starting CT {vmid}")
+                    self.guests.start(vmid, log)
+            except (TaskFailed, Fault) as error:
+                log.warn(f"Starting CT {vmid} failed: {str(error).strip()}")
+
+    def tick(self) -> None:
+        """Keep proc/uptime going; only without namespaces, which have a clock of their own."""
+        if self.isolation == "plain" and self._host is not None:
+            for folder in (self.lab.host_rootfs, *map(self.lab.ct_rootfs, self._machines)):
+                plain.show_uptime(folder, self.kernel.uptime_s())
 
     # --- Backend -----------------------------------------------------------------------------------------------
 
@@ -139,7 +152,7 @@ class Node:
         view = self.view(vmid)
         if view is None:
             return None
-        return Runtime(pid=view.pid, uptime_s=time.time() - self._guests[vmid].started)
+        return Runtime(pid=view.pid, uptime_s=time.time() - self._machines[vmid].started)
 
     def start(self, vmid: int, log: TaskLog) -> None:
         guest = self._guest(vmid)
@@ -148,9 +161,9 @@ class Node:
                 raise TaskFailed(f"CT {vmid} already running")
             if self._host is None:
                 raise TaskFailed("the lab host is not running")
-            plan = container.read(self.conf_dir / f"{vmid}.conf", vmid)
-            folder = self.lab.ct_rootfs(vmid)
-            shm_mib, binds = container.prepare(plan, self.lab.host_rootfs, folder, log)
+            conf, folder = self._load(vmid), self.lab.ct_rootfs(vmid)
+            entries = self.guests.devices(conf)
+            shm_mib, binds = container.prepare(conf, entries, self.lab.host_rootfs, folder, log)
             if self.isolation == "plain":
                 rootfs.link_engine(folder)
             blueprint = self._blueprint(
@@ -159,14 +172,9 @@ class Node:
             guest.started = time.time()
             guest.view = namespaces.start(self.isolation, blueprint)
 
-    def start_like_pct(self, vmid: int, log: TaskLog) -> None:
-        """What `pct start` does: the same as a start over the API."""
-        self.start(vmid, log)
-
     def stop(self, vmid: int, log: TaskLog) -> None:
         guest = self._guest(vmid)
         with guest.lock:
-            container.read(self.conf_dir / f"{vmid}.conf", vmid).refuse_lock(tolerated=("mounted",))
             if guest.view is not None:
                 guest.view.kill()
             guest.view = None
@@ -176,17 +184,18 @@ class Node:
         self.stop(vmid, log)
 
     def hotplug(self, vmid: int, entry: Passthrough) -> None:
-        folder = self.lab.ct_rootfs(vmid)
-        write_node(folder / entry.path.lstrip("/"), container.passthrough_node(entry))
-        rules = folder / container.RULES
-        text = rules.read_text()
-        if text != "a\n":
-            rules.write_text(f"{text}{container.passthrough_rule(entry)}\n")
+        container.hotplug(self.lab.ct_rootfs(vmid), entry)
+
+    def _load(self, vmid: int) -> Conf:
+        try:
+            return self.store.load(vmid)
+        except Fault as error:
+            raise TaskFailed(error.message.strip()) from error
 
     def _guest(self, vmid: int) -> _Guest:
-        if vmid not in self._guests:
+        if vmid not in self._machines:
             raise TaskFailed(f"the lab has no container {vmid}")
-        return self._guests[vmid]
+        return self._machines[vmid]
 
     def _blueprint(
         self,
@@ -204,20 +213,9 @@ class Node:
             shm_mib=shm_mib,
             binds=binds,
             shared=shared,
+            caller=None if name == NODE else self.lab.host_rootfs,
             uptime_s=self.kernel.uptime_s(),
         )
-
-
-class QuietLog:
-    """A `TaskLog` that goes to the daemon's log."""
-
-    def __call__(self, text: str) -> None:
-        import logging
-
-        logging.getLogger(__name__).info("%s", text)
-
-    def warn(self, text: str) -> None:
-        self(f"WARN: {text}")
 
 
 def _remove(entry: Path) -> None:

@@ -42,6 +42,8 @@ class Blueprint:
     """(source, place inside) pairs, mounted read-only."""
     shared: tuple[tuple[str, str], ...] = ()
     """The same, writable; only with namespaces."""
+    caller: Path | None = None
+    """Plain mode: root folder of the machine from which commands come (for a container, its host)."""
     uptime_s: float = 0.0
     """How long the machine is said to be up at this moment."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -191,6 +193,7 @@ class _Plain:
         self._alive = True
         plain.prepare(blueprint.rootfs)
         plain.fresh_shm(blueprint.rootfs, blueprint.token, blueprint.name)
+        plain.show_uptime(blueprint.rootfs, blueprint.uptime_s)
 
     @property
     def pid(self) -> int:
@@ -201,7 +204,7 @@ class _Plain:
         return self._blueprint.rootfs
 
     def argv(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        return plain.translate_words(words, self._blueprint.rootfs)
+        return plain.translate_words(words, self._blueprint.rootfs, self._blueprint.caller)
 
     def shell(self, line: str) -> tuple[str, ...]:
         line = plain.translate_line(line, self._blueprint.rootfs)
@@ -210,7 +213,7 @@ class _Plain:
     def env(self) -> dict[str, str]:
         rootfs = self._blueprint.rootfs
         return {
-            "PATH": f"{rootfs}{TOOLS}:{_PATH}",
+            "PATH": f"{rootfs}{TOOLS}:{_PATH.partition(':')[2]}",
             "PYTHONPATH": str(self._blueprint.site),
             "HOME": f"{rootfs}/root",
             "TMPDIR": f"{rootfs}/tmp",

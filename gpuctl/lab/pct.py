@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from gpuctl.lab import container
 from gpuctl.lab.control import Call
 from gpuctl.lab.machine import Node
 from gpuctl.lab.pve.backend import TaskFailed
+from gpuctl.lab.pve.fault import Fault
+from gpuctl.lab.pve.schema import check_properties, options
 
 ERROR: Final = 255
 ABSENT: Final = 2
 """Exit status of a missing configuration: Perl's errno ENOENT."""
+_SET: Final[dict[str, dict[str, Any]]] = {
+    name: {"type": "string", "optional": 1} for name in ("delete", "revert", "digest")
+}
 _USAGE: Final = "ERROR: {text}\nUSAGE: pct <COMMAND> [ARGS] [OPTIONS]\n"
 
 
@@ -40,7 +44,10 @@ def run(call: Call, node: Node) -> int:
         return handler(call, node, vmid)
     except TaskFailed as error:
         call.error(f"{error}\n")
-        return ERROR
+    except Fault as error:
+        head = f"{error.status} " if error.status == 400 else ""
+        call.error(head + error.message + "".join(f"{name}: {text}\n" for name, text in error.errors.items()))
+    return ERROR
 
 
 def _exec(call: Call, node: Node, vmid: int) -> int:
@@ -61,22 +68,40 @@ def _exec(call: Call, node: Node, vmid: int) -> int:
 def _start(call: Call, node: Node, vmid: int) -> int:
     if node.running(vmid):
         raise TaskFailed(f"CT {vmid} already running")
-    node.start_like_pct(vmid, _Log(call))
+    node.guests.start(vmid, _Log(call))
     return 0
 
 
 def _stop(call: Call, node: Node, vmid: int) -> int:
     if not node.running(vmid):
         raise TaskFailed(f"CT {vmid} not running")
-    node.stop(vmid, _Log(call))
+    node.guests.stop(vmid, _Log(call))
+    return 0
+
+
+def _shutdown(call: Call, node: Node, vmid: int) -> int:
+    if not node.running(vmid):
+        raise TaskFailed(f"CT {vmid} not running")
+    node.guests.shutdown(vmid, 60, _Log(call))
     return 0
 
 
 def _reboot(call: Call, node: Node, vmid: int) -> int:
     if not node.running(vmid):
         raise TaskFailed(f"VM {vmid} not running")
-    node.stop(vmid, _Log(call))
-    node.start_like_pct(vmid, _Log(call))
+    node.guests.reboot(vmid, 60, _Log(call))
+    return 0
+
+
+def _set(call: Call, node: Node, vmid: int) -> int:
+    """`pct set VMID --KEY VALUE ...`: as root@pam, who may change everything."""
+    words, form = _split(call.words[2:])
+    if words:
+        call.error("400 too many arguments\n")
+        return ERROR
+    if errors := check_properties({**options(), **_SET}, form):
+        raise Fault(400, "Parameter verification failed.", errors)
+    node.guests.update(vmid, form)
     return 0
 
 
@@ -86,23 +111,19 @@ def _status(call: Call, node: Node, vmid: int) -> int:
 
 
 def _config(call: Call, node: Node, vmid: int) -> int:
-    plan = container.read(node.conf_dir / f"{vmid}.conf", vmid)
-    lines = [f"{key}: {value}" for key, value in sorted(plan.values.items())]
-    lines += [f"lxc: {key}={value}" for key, value in plan.raw]
+    main = node.store.load(vmid).main
+    lines = [f"{key}: {value}" for key, value in sorted(main.values.items())]
+    lines += [f"lxc: {key}={value}" for key, value in main.lxc]
     call.out("".join(f"{line}\n" for line in lines))
     return 0
 
 
 def _list(call: Call, node: Node, _: int) -> int:
     lines = [f"{'VMID':<10} {'Status':<10} {'Lock':<12} {'Name':<20}"]
-    for path in sorted(node.conf_dir.glob("*.conf")):
-        if not path.stem.isdigit():
-            continue
-        plan = container.read(path, int(path.stem))
-        status = "running" if node.running(plan.vmid) else "stopped"
-        lines.append(
-            f"{plan.vmid:<10} {status:<10} {plan.values.get('lock', ''):<12} {plan.values.get('hostname', ''):<20}"
-        )
+    for vmid in node.store.vmids():
+        values = node.store.load(vmid).main.values
+        status = "running" if node.running(vmid) else "stopped"
+        lines.append(f"{vmid:<10} {status:<10} {values.get('lock', ''):<12} {values.get('hostname', ''):<20}")
     call.out("".join(f"{line}\n" for line in lines))
     return 0
 
@@ -170,7 +191,8 @@ _COMMANDS: Final[dict[str, Callable[[Call, Node, int], int]]] = {
     "pull": _pull,
     "push": _push,
     "reboot": _reboot,
-    "shutdown": _stop,
+    "set": _set,
+    "shutdown": _shutdown,
     "start": _start,
     "status": _status,
     "stop": _stop,

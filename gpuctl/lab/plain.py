@@ -24,8 +24,13 @@ _PROC_LINKS: Final = (
 _SYS_LINKS: Final = ("block", "bus", "class", "dev", "devices", "fs", "kernel")
 
 
-def translate_words(words: tuple[str, ...], rootfs: Path) -> tuple[str, ...]:
-    """`words` with the machine's own paths moved below `rootfs`; system paths such as /usr stay."""
+def translate_words(words: tuple[str, ...], rootfs: Path, caller: Path | None = None) -> tuple[str, ...]:
+    """`words` with the machine's own paths moved below `rootfs`; system paths such as /usr stay.
+
+    Words of a host's process had their paths moved below the host's folder already: `caller` takes that back.
+    """
+    if caller is not None:
+        words = tuple(word.replace(f"{caller}/", "/") for word in words)
     return tuple(_move(word, rootfs) for word in words)
 
 
@@ -55,6 +60,13 @@ def prepare(rootfs: Path) -> None:
             if not link.is_symlink() and not link.exists() and Path("/", folder, name).exists():
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(f"/{folder}/{name}")
+
+
+def show_uptime(rootfs: Path, seconds: float) -> None:
+    """proc/uptime; to be called about every second."""
+    staging = rootfs / "proc" / ".uptime"
+    staging.write_text(f"{seconds:.2f} {seconds:.2f}\n")
+    staging.replace(rootfs / "proc" / "uptime")
 
 
 def fresh_shm(rootfs: Path, token: str, name: str) -> None:

@@ -17,24 +17,21 @@ DOWN_S: Final = 0.2
 
 
 def first_boot(node: Node) -> None:
-    """A freshly installed machine, everything set up by hand for the majors of this boot, container running."""
+    """A freshly installed machine, everything set up by hand for the majors of this boot."""
     node.power_on()
     node.kernel.load_uvm()
     node.kernel.make_uvm_nodes()
-    node.startall()
 
 
 def boot(node: Node) -> None:
-    """Power on as Proxmox does: containers are started before anything has loaded nvidia-uvm."""
+    """Power on. Proxmox then starts containers (`Node.startall`) before anything has loaded nvidia-uvm."""
+    leave_result(node, node.kernel.boot_id)
     node.power_on()
-    node.startall()
 
 
 def reboot(node: Node) -> None:
     """Cut the power, wait, boot again. Connections must have been dropped already."""
-    earlier = node.kernel.boot_id
     node.power_off()
-    leave_result(node, earlier)
     time.sleep(DOWN_S)
     boot(node)
 
