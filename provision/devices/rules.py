@@ -63,7 +63,7 @@ def allowed(settings: Iterable[tuple[str, str]], major: int, minor: int) -> bool
         if rule is None or key not in (ALLOW, DENY):
             continue
         allow = key == ALLOW
-        if rule.type == "a":  # sets the default and empties the list
+        if value == "a":  # sets the default and empties the list
             default, listed = allow, []
         elif any(rule == other for _, other in listed):  # the same rule again only flips
             listed = [(allow if rule == other else old, other) for old, other in listed]

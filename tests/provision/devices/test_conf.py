@@ -1,0 +1,211 @@
+"""The document of a configuration: lossless, and read as the real parser reads it."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inventory.errors import GpuctlError, Refused
+from provision.devices import conf, edits
+
+Recorded = Callable[[Mapping[str, str]], bytes]
+
+PIECES = st.sampled_from(
+    [
+        b"lxc.cgroup2.devices.allow: c 511:* rwm", b"lxc.cgroup.devices.allow = c 195:* rwm", b"memory: 1", b"[snap]",
+        b"[pve:pending]", b"[PVE:PENDING] ", b"[s]", b"# text", b"#\xff\xfe", b"oops", b"", b"  ", b"\r",
+        b"\n", b"\r\n",
+        b"dev0: /dev/nvidia0,mode=0666", b"lxc: x", b"unprivileged: 1", b"lock: backup", b"delete: dev0,onboot", b":",
+        b"=",
+        b"lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file", b"\x00", b"description: a%0Ab%",
+    ]
+)  # fmt: skip
+TEXTS = st.one_of(
+    st.binary(max_size=300),
+    st.lists(PIECES, max_size=30).map(b"".join),
+    st.lists(PIECES, max_size=30).map(b"\n".join),
+)
+
+
+@given(TEXTS)
+def test_any_bytes_come_back_as_they_were(data: bytes) -> None:
+    assert conf.render(conf.parse(data)) == data
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=255), max_size=200))
+def test_text_is_one_character_a_byte(text: str) -> None:
+    assert conf.parse(text).render() == text.encode("latin-1")
+
+
+@given(TEXTS)
+def test_every_view_of_any_bytes_can_be_asked_for(data: bytes) -> None:
+    document = conf.parse(data)
+    for view in (document.main, document.pending, document.next_start, *document.snapshots.values()):
+        if view is not None:
+            conf.devices(view)
+    assert isinstance(document.unprivileged, bool)
+    assert all(line.kind is conf.Kind.MALFORMED for line in document.malformed)
+
+
+def _as_recorded(view: conf.View) -> dict[str, Any]:
+    found: dict[str, Any] = dict(view.values)
+    if view.raw and "lxc" not in found:
+        found["lxc"] = [[line.key, line.value] for line in view.raw]
+    return found | ({"description": view.description} if view.description else {})
+
+
+def _differences(mine: dict[str, Any], real: dict[str, Any], where: str) -> list[str]:
+    found = []
+    for key in sorted(mine.keys() | real.keys()):
+        a, b = mine.get(key), real.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{where}/{key}")
+        elif isinstance(a, str) and isinstance(b, int):  # the real parser makes numbers and booleans of some
+            if a not in (str(b), *{1: ("yes", "on", "true"), 0: ("no", "off", "false")}.get(b, ())):
+                found.append(f"{where}/{key}: {a!r} {b!r}")
+        elif a != b:
+            found.append(f"{where}/{key}: {str(a)[:80]!r} {str(b)[:80]!r}")
+    return found
+
+
+def test_it_agrees_with_the_real_parser_about_what_is_set_where(
+    conf_vectors: list[dict[str, Any]], recorded: Recorded
+) -> None:
+    assert len(conf_vectors) == 179
+    wrong = []
+    for vector in conf_vectors:
+        document = conf.parse(recorded(vector["input"]))
+        parsed = vector["parse"]
+        real = parsed.get("json")
+        if real is None and "json_zb64" in parsed:
+            real = json.loads(zlib.decompress(b64decode(parsed["json_zb64"])))
+        assert real is not None
+        assert not document.fatal
+        mine = _as_recorded(document.main)
+        mine.setdefault("pending", _as_recorded(document.pending) if document.pending else {})
+        mine.setdefault("snapshots", {name: _as_recorded(view) for name, view in document.snapshots.items()})
+        real.pop("digest")
+        wrong += [f"{vector['name']}{text}" for text in _differences(mine, real, "")]
+    assert wrong == []
+
+
+def test_it_agrees_with_the_real_parser_about_malformed_lines_and_digests(
+    conf_vectors: list[dict[str, Any]], recorded: Recorded
+) -> None:
+    for vector in conf_vectors:
+        document = conf.parse(recorded(vector["input"]))
+        complaints = [w for w in vector["parse"]["warnings"] if "unable to parse config" in w or "'delete'" in w]
+        assert (vector["name"], len(document.malformed)) == (vector["name"], len(complaints))
+        assert document.digest == vector["sha1"]
+
+
+def test_a_plain_lxc_key_before_a_raw_line_is_fatal_as_in_the_real_parser() -> None:
+    assert "line 2" in conf.parse("lxc: x\nlxc.cgroup2.devices.allow: a\n").fatal
+    assert conf.parse("lxc.cgroup2.devices.allow: a\nlxc: x\n").fatal == ""
+
+
+def test_a_megabyte_of_blanks_is_read_in_time() -> None:
+    began = time.monotonic()
+    conf.parse(b"lxc.apparmor.raw: " + b" " * 1_000_000 + b"x\nmemory:" + b" " * 1_000_000 + b"1\n")
+    assert time.monotonic() - began < 2.0
+
+
+def test_pending_raw_lines_replace_all_main_ones_at_the_next_start() -> None:
+    main = "lxc.cgroup2.devices.allow: c 195:* rwm\nonboot: 1\n"
+    text = main + "[pve:pending]\ndelete: onboot\nlxc.cgroup2.devices.allow: c 511:* rwm\n"
+    view = conf.parse(text).next_start
+    assert [line.value for line in view.raw] == ["c 511:* rwm"]
+    assert "onboot" not in view.values
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("", False), ("unprivileged: 1\n", True), ("unprivileged: no\n", False), ("unprivileged: yes\n", True),
+     ("unprivileged: 1\nunprivileged: 0\n", False), ("lxc.idmap: u 0 100000 65536\n", True),
+     ("[snap]\nunprivileged: 1\n", False)],
+)  # fmt: skip
+def test_unprivileged_is_the_key_or_any_raw_idmap_of_the_main_section(text: str, answer: bool) -> None:
+    assert conf.parse(text).unprivileged is answer
+
+
+RULE = "lxc.cgroup2.devices.allow"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("memory: 1\n", "memory: 1\nK: v\n"),
+        ("memory: 1", "memory: 1\nK: v"),
+        ("", "K: v\n"),
+        ("memory: 1\n\n[snap]\nmemory: 2\n", "memory: 1\nK: v\n\n[snap]\nmemory: 2\n"),
+        ("[snap]\nmemory: 2\n", "K: v\n[snap]\nmemory: 2\n"),
+        ("memory: 1\n[s]\nmemory: 2\n", "memory: 1\nK: v\n[s]\nmemory: 2\n"),
+        ("lxc.arch: a\nmemory: 1\n", "lxc.arch: a\nK: v\nmemory: 1\n"),
+        ("memory: 1\r\n\r\n[snap]\r\n", "memory: 1\r\nK: v\r\n\r\n[snap]\r\n"),
+        ("# \xfc\xdf\xe9\n", "# \xfc\xdf\xe9\nK: v\n"),
+    ],
+)
+def test_a_new_line_goes_into_the_main_section_in_the_files_own_style(before: str, after: str) -> None:
+    got = edits.edit(conf.parse(before), [edits.Insert("lxc.environment", "v")]).render().decode("latin-1")
+    assert got == after.replace("K", "lxc.environment")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"{RULE}: c 511:* rwm\n", f"{RULE}: NEW\n"),
+        (f"{RULE} = c 511:* rwm  \t\n", f"{RULE} = NEW  \t\n"),
+        (f"{RULE}:c 511:* rwm\r\nx\r\n", f"{RULE}:NEW\r\nx\r\n"),
+        (f"{RULE}: c 511:* rwm", f"{RULE}: NEW"),
+    ],
+)
+def test_a_changed_value_keeps_separator_blanks_and_line_end(before: str, after: str) -> None:
+    assert edits.edit(conf.parse(before), [edits.Change(1, RULE, "NEW")]).render() == after.encode()
+
+
+def test_a_renamed_key_keeps_everything_else() -> None:
+    document = conf.parse("lxc.cgroup.devices.allow = c 195:* rwm \n")
+    done = edits.edit(document, [edits.Change(1, RULE, "c 195:* rwm")])
+    assert done.render() == f"{RULE} = c 195:* rwm \n".encode()
+
+
+@pytest.mark.parametrize("number", [0, 2, 3, 4, 99])
+def test_a_line_outside_the_main_sections_settings_is_refused(number: int) -> None:
+    document = conf.parse("memory: 1\n# note\n[snap]\nlxc.arch: x\n")
+    with pytest.raises(Refused):
+        edits.edit(document, [edits.Remove(number)])
+
+
+@given(
+    TEXTS, st.lists(st.tuples(st.integers(-1, 40), st.sampled_from(["remove", "change", "insert"])), max_size=4)
+)
+def test_edits_leave_every_other_line_as_it_was(data: bytes, words: list[tuple[int, str]]) -> None:
+    document = conf.parse(data)
+    made: list[edits.Edit] = []
+    for number, word in words:
+        if word == "insert":
+            made.append(edits.Insert("lxc.environment", "A=1"))
+        else:
+            made.append(edits.Remove(number) if word == "remove" else edits.Change(number, "memory", "7"))
+    try:
+        done = edits.edit(document, made)
+    except GpuctlError:
+        return
+    touched = {item.number for item in made if not isinstance(item, edits.Insert)}
+    kept = [line.body for line in document.lines if line.number not in touched]
+    left = [
+        line.body for line in done.lines if line.body.rstrip("\r") not in ("lxc.environment: A=1", "memory: 7")
+    ]
+    assert [b for b in kept if b.rstrip("\r") not in ("lxc.environment: A=1", "memory: 7")] == [
+        b for b in left if b in kept
+    ]
+    inserted = [line for line in done.lines if line.body.rstrip("\r") == "lxc.environment: A=1"]
+    assert all(line.section == 0 for line in inserted)
