@@ -16,7 +16,8 @@ from inventory.proxmox_task import Deadline
 from inventory.proxmox_wire import ApiFault, NoAnswer, Wire
 
 LOOKS_AFTER_LOSS = 3
-"""How often a task is looked for, a second apart, after the answer to its start was lost."""
+"""How often a task is looked for after the answer to its start was lost."""
+LOOK_PAUSE_S = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ class ProxmoxApi:
             upid = proxmox_task.find(self._wire, node, vmid, kinds, since_s)
             if upid is not None:
                 return upid
-            time.sleep(1.0)
+            time.sleep(LOOK_PAUSE_S)
         state = self.status(node, vmid).status
         if state == wanted:
             return None

@@ -1,0 +1,514 @@
+"""The Proxmox door against recorded answers of a real node, over real TLS."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inventory.errors import CannotLook, ConfigError, Exit, Failed, Refused
+from inventory.model import Api
+from inventory.proxmox import ProxmoxApi
+
+CT = "/nodes/pve/lxc/200"
+STARTED = {
+    name: f"/nodes/pve/tasks/{upid}"
+    for name, upid in {
+        "missing": "UPID:pve:000000B7:0007C03F:6B0D716A:vzstart:200:root@pam:",
+        "locked": "UPID:pve:000000B8:0007C054:6B0D716B:vzstart:200:root@pam:",
+        "warnings": "UPID:pve:000000BC:0007C08F:6B0D716B:vzstart:200:root@pam:",
+        "shutdown": "UPID:pve:000000C1:0007C0E3:6B0D716C:vzshutdown:200:root@pam:",
+    }.items()
+}
+
+
+def config(pve: Any, **changes: Any) -> Api:
+    values = {
+        "url": pve.url,
+        "user": "root@pam",
+        "password": "env:PVE_PASSWORD",
+        "fingerprint": pve.cert.fingerprint,
+        "timeout_s": 5.0,
+    }
+    return Api(**{**values, **changes})
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ProxmoxApi]:
+    monkeypatch.setenv("PVE_PASSWORD", "correct horse")
+    monkeypatch.setenv("PVE_TOKEN", "11111111-2222-3333-4444-555555555555")
+
+    def make(pve: Any, **changes: Any) -> ProxmoxApi:
+        return ProxmoxApi.connect(config(pve, **changes), base=tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def api(pve: Any, connect: Callable[..., ProxmoxApi]) -> ProxmoxApi:
+    return connect(pve)
+
+
+TOKEN = {"password": "", "user": "ops@pve", "token_name": "tok", "token_value": "env:PVE_TOKEN"}
+
+
+class TestCertificate:
+    def test_the_right_fingerprint_is_accepted(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/version", "read-version/01-ticket")
+        assert api.version() == "9.2.11"
+
+    def test_a_wrong_fingerprint_is_refused_before_any_request(self, pve: Any, connect: Any) -> None:
+        with pytest.raises(CannotLook) as caught:
+            connect(pve, fingerprint="00" * 32)
+        assert pve.cert.fingerprint in caught.value.message
+        assert pve.requests == []
+
+    def test_a_wrong_fingerprint_keeps_a_token_from_being_sent(self, pve: Any, connect: Any) -> None:
+        api = connect(pve, fingerprint="00" * 32, **TOKEN)
+        with pytest.raises(CannotLook, match="another fingerprint"):
+            api.version()
+        assert pve.requests == []
+
+    def test_a_ca_file_is_enough(self, pve: Any, connect: Any) -> None:
+        pve.on("GET", "/version", "read-version/01-ticket")
+        assert connect(pve, fingerprint="", ca_file=str(pve.cert.pem)).version() == "9.2.11"
+
+    def test_a_ca_file_does_not_lift_a_wrong_fingerprint(self, pve: Any, connect: Any) -> None:
+        with pytest.raises(CannotLook, match="another fingerprint"):
+            connect(pve, fingerprint="00" * 32, ca_file=str(pve.cert.pem))
+        assert pve.requests == []
+
+    def test_another_ca_is_refused_before_any_request(
+        self, pve: Any, connect: Any, scripted: Any, tmp_path: Path
+    ) -> None:
+        other = scripted.certificate(tmp_path / "other")
+        with pytest.raises(CannotLook, match="is not accepted"):
+            connect(pve, fingerprint="", ca_file=str(other.pem))
+        assert pve.requests == []
+
+    def test_a_ca_file_wants_the_right_name(self, connect: Any, scripted: Any, tmp_path: Path) -> None:
+        pve = scripted.Api(scripted.certificate(tmp_path / "tls", address="10.9.9.9")).start()
+        try:
+            with pytest.raises(CannotLook, match="IP address mismatch"):
+                connect(pve, fingerprint="", ca_file=str(pve.cert.pem))
+            assert pve.requests == []
+        finally:
+            pve.close()
+
+    @pytest.mark.parametrize("by", ["fingerprint", "ca_file"])
+    def test_an_expired_certificate_is_called_expired(
+        self, connect: Any, scripted: Any, tmp_path: Path, by: str
+    ) -> None:
+        pve = scripted.Api(scripted.certificate(tmp_path / "tls", days=(-30, -1))).start()
+        try:
+            trust = {"fingerprint": "", "ca_file": str(pve.cert.pem)} if by == "ca_file" else {}
+            with pytest.raises(CannotLook, match="expired") as caught:
+                connect(pve, **trust)
+            assert "this machine's clock says" in caught.value.message
+            assert pve.requests == []
+        finally:
+            pve.close()
+
+    def test_without_ca_and_fingerprint_nothing_is_tried(self, pve: Any, connect: Any) -> None:
+        with pytest.raises(ConfigError, match="neither ca_file nor fingerprint"):
+            connect(pve, fingerprint="")
+        assert pve.requests == []
+
+    def test_a_missing_ca_file_is_a_configuration_error(self, pve: Any, connect: Any) -> None:
+        with pytest.raises(ConfigError, match="does not exist"):
+            connect(pve, fingerprint="", ca_file="nowhere.pem")
+
+    def test_bundles_and_proxies_of_the_environment_change_nothing(
+        self, pve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(variable, "http://127.0.0.1:9")
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere")
+        pve.on("GET", "/version", "read-version/01-ticket")
+        assert connect(pve).version() == "9.2.11"
+
+
+class TestReach:
+    def test_a_closed_port_is_said(self, pve: Any, connect: Any) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        with pytest.raises(CannotLook, match="Connection refused") as caught:
+            connect(pve, url=f"https://127.0.0.1:{port}")
+        assert caught.value.exit_code is Exit.UNKNOWN
+
+    def test_an_unknown_name_is_said(self, pve: Any, connect: Any) -> None:
+        with pytest.raises(CannotLook, match="not known"):
+            connect(pve, url="https://no-such-host.invalid:8006")
+
+    def test_a_server_without_tls_is_said(self, pve: Any, connect: Any) -> None:
+        with socket.socket() as plain:
+            plain.bind(("127.0.0.1", 0))
+            plain.listen(1)
+
+            def greet() -> None:
+                connection, _ = plain.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+            threading.Thread(target=greet, daemon=True).start()
+            with pytest.raises(CannotLook, match="does not speak TLS"):
+                connect(pve, url=f"https://127.0.0.1:{plain.getsockname()[1]}")
+
+    def test_a_silent_server_ends_at_the_time_limit(self, pve: Any, connect: Any) -> None:
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen(1)
+            began = time.monotonic()
+            with pytest.raises(CannotLook):
+                connect(pve, url=f"https://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.4)
+            assert time.monotonic() - began < 4
+
+    def test_another_web_server_is_not_taken_for_proxmox(self, pve: Any, connect: Any, scripted: Any) -> None:
+        pve.on("POST", "/access/ticket", scripted.Reply(body="<html>welcome</html>"))
+        with pytest.raises(CannotLook, match="does not answer like a Proxmox VE API"):
+            connect(pve)
+
+    def test_a_redirect_is_not_followed_with_the_password(self, pve: Any, connect: Any, scripted: Any) -> None:
+        away = scripted.Reply(307, "Temporary Redirect", headers=(("Location", pve.url + "/api2/json/elsewhere"),))
+        pve.on("POST", "/access/ticket", away).on("POST", "/elsewhere", "login-good/01-root")
+        with pytest.raises(Failed, match="307"):
+            connect(pve)
+        assert [request.path for request in pve.requests] == ["/access/ticket"]
+
+    def test_a_read_is_repeated_when_the_connection_breaks(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        pve.on(
+            "GET", "/version", scripted.DROP, scripted.Reply(596, ""), scripted.recorded("read-version/01-ticket")
+        )
+        assert api.version() == "9.2.11"
+        assert len(pve.asked("GET", "/version")) == 3
+
+    def test_a_read_that_never_gets_an_answer_is_unknown(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        pve.on("GET", "/version", scripted.Reply(595, "Connection refused"))
+        with pytest.raises(CannotLook, match="595"):
+            api.version()
+
+
+class TestLogin:
+    def test_a_wrong_password_is_one_sentence_without_it(self, pve: Any, connect: Any) -> None:
+        pve.on("POST", "/access/ticket", "login-renew/03-renew-expired")
+        with pytest.raises(CannotLook) as caught:
+            connect(pve)
+        assert "refuses the password of root@pam: authentication failure" in caught.value.message
+        assert "correct horse" not in caught.value.message + caught.value.hint + repr(caught.value.__context__)
+
+    def test_a_second_factor_is_explained(self, pve: Any, connect: Any, scripted: Any) -> None:
+        pve.on("POST", "/access/ticket", scripted.data({"ticket": "x", "CSRFPreventionToken": "y", "NeedTFA": 1}))
+        with pytest.raises(CannotLook, match="second factor"):
+            connect(pve)
+
+    def test_a_refused_token_is_named(self, pve: Any, connect: Any) -> None:
+        pve.on("GET", "/version", "unauth-token/01-token-wrong-secret")
+        with pytest.raises(CannotLook, match="refuses the token ops@pve!tok: Authentication failed!"):
+            connect(pve, **TOKEN).version()
+        assert len(pve.requests) == 1
+
+    def test_a_token_travels_in_its_header_only(self, pve: Any, connect: Any) -> None:
+        pve.on("GET", "/version", "read-version/01-ticket")
+        connect(pve, **TOKEN).version()
+        (request,) = pve.requests
+        assert request.headers["Authorization"] == "PVEAPIToken=ops@pve!tok=11111111-2222-3333-4444-555555555555"
+        assert "Cookie" not in request.headers
+
+    def test_an_expired_ticket_is_renewed_once_and_the_call_repeated(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/version", "unauth-ticket/05-ticket-expired", "read-version/01-ticket")
+        assert api.version() == "9.2.11"
+        assert len(pve.asked("POST", "/access/ticket")) == 2
+
+    def test_a_ticket_that_stays_refused_does_not_loop(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/version", "unauth-ticket/05-ticket-expired")
+        with pytest.raises(CannotLook, match="Authentication failed!"):
+            api.version()
+        assert len(pve.asked("POST", "/access/ticket")) == 2
+
+    def test_an_old_ticket_is_replaced_before_it_is_used(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/version", "read-version/01-ticket")
+        api._wire._ticket._born -= 3700
+        api.version()
+        assert [request.path for request in pve.requests] == ["/access/ticket", "/access/ticket", "/version"]
+
+    def test_writes_carry_the_csrf_token_and_reads_do_not(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        pve.on("POST", f"{CT}/status/start", scripted.Reply(500, "CT 200 already running"))
+        pve.on("GET", "/version", "read-version/01-ticket")
+        api.version()
+        api.start("pve", 200, timeout_s=5)
+        assert "CSRFPreventionToken" not in pve.asked("GET", "/version")[0].headers
+        assert pve.asked("POST", f"{CT}/status/start")[0].headers["CSRFPreventionToken"].startswith("6B0D70FB:")
+
+    def test_importing_the_client_keeps_the_warnings_of_the_process(self, api: ProxmoxApi) -> None:
+        import warnings
+
+        from urllib3.exceptions import HTTPWarning
+
+        assert not any(
+            entry[0] == "ignore" and entry[2] is HTTPWarning for entry in warnings.filters if len(entry) > 2
+        )
+
+
+class TestReads:
+    def test_the_container_is_found_on_its_node(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/cluster/resources", "read-resources/01-vm")
+        guest = api.locate(200)
+        assert (guest.node, guest.name, guest.kind, guest.status) == ("pve", "ct200", "lxc", "stopped")
+        assert api.containers() == (guest,)
+        assert pve.asked("GET", "/cluster/resources")[0].query == "type=vm"
+
+    def test_right_after_a_boot_a_container_has_no_name_yet(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/cluster/resources", "read-resources-nostat/01-vm")
+        assert (api.locate(200).name, api.locate(200).status) == ("", "unknown")
+
+    def test_an_unknown_vmid_lists_the_known_ones(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/cluster/resources", "read-resources/01-vm")
+        with pytest.raises(Failed, match=r"knows no container 999; it knows 200 ct200"):
+            api.locate(999)
+
+    def test_a_login_that_sees_nothing_is_told_about_its_rights(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/cluster/resources", "read-resources/03-low")
+        with pytest.raises(Failed) as caught:
+            api.locate(200)
+        assert "VM.Audit" in caught.value.hint
+
+    def test_a_virtual_machine_is_refused(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        entry = {"type": "qemu", "vmid": 200, "node": "pve", "name": "win", "status": "running"}
+        pve.on("GET", "/cluster/resources", scripted.data([entry]))
+        with pytest.raises(Failed, match=r"VMID 200 \(win\) on node pve is a virtual machine"):
+            api.locate(200)
+        assert api.containers() == ()
+
+    def test_nodes_and_their_status(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/nodes", "read-nodes/01-nodes-ticketcket").on(
+            "GET", "/nodes/pve/status", "read-node-status/01-ticket"
+        )
+        assert api.nodes() == ("pve",)
+        assert api.node_status("pve").kernel == "6.17.2-1-pve"
+
+    def test_a_missing_privilege_is_named_with_its_path(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/nodes/pve/status", "read-node-status/02-sep")
+        with pytest.raises(CannotLook) as caught:
+            api.node_status("pve")
+        assert "Permission check failed (/nodes/pve, Sys.Audit)" in caught.value.message
+        assert "needs Sys.Audit on /nodes/pve" in caught.value.hint
+
+    def test_a_lock_and_ha_are_seen(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", f"{CT}/status/current", "read-lxc-stopped/01-current")
+        status = api.status("pve", 200)
+        assert (status.status, status.lock, status.ha) == ("stopped", "backup", False)
+
+    def test_the_live_configuration_is_asked_for_with_a_number(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", f"{CT}/config", "read-pending/02-current1")
+        view = api.config("pve", 200)
+        assert pve.asked("GET", f"{CT}/config")[0].query == "current=1"
+        assert view.values["dev0"] == "/dev/nvidia0"
+        assert view.values["unprivileged"] == "1"
+        assert "digest" not in view.values
+        assert view.digest == "26854db352a897a53747fcec84a6d1732fc63182"
+
+    def test_pending_values_can_be_merged_in(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", f"{CT}/config", "read-pending/01-config")
+        assert api.config("pve", 200, current=False).values["memory"] == "8192"
+        assert pve.asked("GET", f"{CT}/config")[0].query == "current=0"
+
+    def test_raw_keys_keep_their_order(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", f"{CT}/config", "start-pending-raw/03-config")
+        view = api.config("pve", 200)
+        assert view.raw == (("lxc.cgroup2.devices.allow", "c 511:* rwm"),)
+        assert "lxc" not in view.values
+
+    def test_pending_changes_are_listed(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", f"{CT}/pending", "read-pending/04-pending")
+        waiting = {entry["key"] for entry in api.pending("pve", 200) if "pending" in entry or "delete" in entry}
+        assert waiting == {"dev0", "memory", "onboot", "tty"}
+
+    def test_a_missing_container_shows_proxmox_own_text(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/nodes/pve/lxc/999/config", "unknown-vmid/01-config")
+        with pytest.raises(CannotLook, match=r"Configuration file 'nodes/pve/lxc/999.conf' does not exist"):
+            api.config("pve", 999)
+
+    def test_ended_tasks_do_not_count_as_running(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/nodes/pve/tasks", "task-list/01-list")
+        assert api.running_tasks("pve") == ()
+
+    def test_a_running_task_is_seen(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        entry = {
+            "upid": "UPID:pve:1:2:3:startall::root@pam:",
+            "type": "startall",
+            "user": "root@pam",
+            "starttime": 9,
+        }
+        pve.on("GET", "/nodes/pve/tasks", scripted.data([{**entry, "status": "RUNNING"}]))
+        (task,) = api.running_tasks("pve")
+        assert (task.kind, task.user, task.started_s) == ("startall", "root@pam", 9.0)
+
+    def test_a_single_node_says_nothing_about_quorum(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/cluster/status", "read-resources/06-cluster-status")
+        assert api.quorate() is None
+
+    def test_no_right_to_ask_about_quorum_is_no_error(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("GET", "/cluster/status", "read-resources/07-cluster-status-sep")
+        assert api.quorate() is None
+
+    @pytest.mark.parametrize("value", [0, 1])
+    def test_a_cluster_says_whether_it_is_quorate(
+        self, pve: Any, api: ProxmoxApi, scripted: Any, value: int
+    ) -> None:
+        pve.on("GET", "/cluster/status", scripted.data([{"type": "node"}, {"type": "cluster", "quorate": value}]))
+        assert api.quorate() is bool(value)
+
+
+class TestTasks:
+    def test_a_start_waits_for_its_task_and_the_state(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        pve.on("POST", f"{CT}/status/start", "start-warnings/01-start")
+        running = scripted.data({"status": "running"})
+        done = scripted.data({"status": "stopped", "exitstatus": "OK"})
+        pve.on("GET", f"{STARTED['warnings']}/status", running, running, done)
+        stopped = scripted.recorded("read-lxc-stopped/01-current")
+        pve.on("GET", f"{CT}/status/current", stopped, "read-lxc-list/03-current")
+        assert api.start("pve", 200, timeout_s=10) == ()
+        assert len(pve.asked("GET", f"{CT}/status/current")) == 2
+
+    def test_warnings_are_no_failure_and_are_told(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("POST", f"{CT}/status/start", "start-warnings/01-start")
+        pve.on("GET", f"{STARTED['warnings']}/status", "start-warnings/02-status")
+        pve.on("GET", f"{STARTED['warnings']}/log", "start-warnings/03-log")
+        pve.on("GET", f"{CT}/status/current", "read-lxc-list/03-current")
+        assert api.start("pve", 200, timeout_s=10) == ("made-up warning one", "made-up warning two")
+
+    def test_a_failed_task_is_a_failure_although_http_says_200(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("POST", f"{CT}/status/start", "start-missing-node/01-start")
+        pve.on("GET", f"{STARTED['missing']}/status", "start-missing-node/02-status")
+        pve.on("GET", f"{STARTED['missing']}/log", "start-missing-node/03-log")
+        with pytest.raises(Failed) as caught:
+            api.start("pve", 200, timeout_s=10)
+        assert caught.value.message == "container 200 on pve: start failed: Device /dev/nvidia9 does not exist"
+        assert caught.value.detail == ("TASK ERROR: Device /dev/nvidia9 does not exist",)
+        assert "nvidia-modprobe" in caught.value.hint
+
+    def test_a_backup_lock_is_a_refusal(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("POST", f"{CT}/status/start", "start-locked/01-start")
+        pve.on("GET", f"{STARTED['locked']}/status", "start-locked/02-status")
+        pve.on("GET", f"{STARTED['locked']}/log", "start-locked/03-log")
+        with pytest.raises(Refused, match=r"CT is locked \(backup\)") as caught:
+            api.start("pve", 200, timeout_s=10)
+        assert "backup has ended" in caught.value.hint
+
+    def test_no_quorum_is_explained(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        pve.on("POST", f"{CT}/status/start", scripted.Reply(500, "cluster not ready - no quorum?"))
+        with pytest.raises(Failed, match="no quorum") as caught:
+            api.start("pve", 200, timeout_s=10)
+        assert "other nodes" in caught.value.hint
+
+    def test_a_missing_privilege_is_a_refusal(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("POST", f"{CT}/status/start", "put-token-weak/02-audit-start")
+        with pytest.raises(Refused) as caught:
+            api.start("pve", 200, timeout_s=10)
+        assert "needs VM.PowerMgmt on /vms/200" in caught.value.hint
+
+    def test_every_bad_parameter_is_shown(self, pve: Any, api: ProxmoxApi) -> None:
+        pve.on("POST", f"{CT}/status/start", "start-params/02-skiplock-true")
+        with pytest.raises(Failed, match=r"Parameter verification failed. skiplock: type check"):
+            api.start("pve", 200, timeout_s=10)
+
+    def test_the_reason_line_is_enough_when_the_body_is_empty(
+        self, pve: Any, api: ProxmoxApi, scripted: Any
+    ) -> None:
+        pve.on("POST", f"{CT}/status/start", scripted.Reply(500, "something broke"))
+        with pytest.raises(Failed, match="something broke"):
+            api.start("pve", 200, timeout_s=10)
+
+    @pytest.mark.parametrize("action", ["start", "stop"])
+    def test_what_is_already_so_is_no_error(self, pve: Any, api: ProxmoxApi, scripted: Any, action: str) -> None:
+        said = "CT 200 already running" if action == "start" else "CT 200 not running"
+        body = json.dumps({"data": None, "message": said + "\n"})
+        pve.on("POST", f"{CT}/status/{action}", scripted.Reply(500, said, body))
+        assert getattr(api, action)("pve", 200, timeout_s=10) == ()
+
+    def test_a_shutdown_gives_the_container_a_little_less_time_than_we_wait(
+        self, pve: Any, api: ProxmoxApi
+    ) -> None:
+        pve.on("POST", f"{CT}/status/shutdown", "shutdown-ok/01-shutdown")
+        pve.on("GET", f"{STARTED['shutdown']}/status", "shutdown-ok/02-status")
+        pve.on("GET", f"{CT}/status/current", "read-lxc-stopped/01-current")
+        assert api.shutdown("pve", 200, timeout_s=60) == ()
+        assert pve.asked("POST", f"{CT}/status/shutdown")[0].body == "timeout=55"
+
+    def test_a_task_that_never_ends_is_unknown_with_its_log(
+        self, pve: Any, api: ProxmoxApi, scripted: Any
+    ) -> None:
+        pve.on("POST", f"{CT}/status/start", "start-warnings/01-start")
+        pve.on("GET", f"{STARTED['warnings']}/status", scripted.data({"status": "running"}))
+        pve.on("GET", f"{STARTED['warnings']}/log", "start-warnings/03-log")
+        with pytest.raises(CannotLook, match=r"did not end within 0\.5 s") as caught:
+            api.start("pve", 200, timeout_s=0.5)
+        assert caught.value.detail[0] == "WARN: made-up warning one"
+
+    def test_a_task_may_be_unknown_for_a_moment(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        body = json.dumps(
+            {"data": None, "message": "Parameter verification failed.\n", "errors": {"upid": "no such task"}}
+        )
+        pve.on("POST", f"{CT}/status/start", "start-warnings/01-start")
+        unknown = scripted.Reply(400, "Parameter verification failed.", body)
+        pve.on("GET", f"{STARTED['warnings']}/status", unknown, "start-warnings/02-status")
+        pve.on("GET", f"{STARTED['warnings']}/log", "start-warnings/03-log")
+        pve.on("GET", f"{CT}/status/current", "read-lxc-list/03-current")
+        assert len(api.start("pve", 200, timeout_s=10)) == 2
+
+    def test_a_task_that_ended_well_without_effect_is_a_failure(
+        self, pve: Any, api: ProxmoxApi, scripted: Any
+    ) -> None:
+        pve.on("POST", f"{CT}/status/start", "start-warnings/01-start")
+        done = scripted.data({"status": "stopped", "exitstatus": "OK"})
+        pve.on("GET", f"{STARTED['warnings']}/status", done)
+        pve.on("GET", f"{CT}/status/current", "read-lxc-stopped/01-current")
+        with pytest.raises(Failed, match="ended well, but it is still stopped"):
+            api.start("pve", 200, timeout_s=0.5)
+
+
+class TestLostAnswer:
+    @pytest.fixture(params=["dropped", "596", "late"])
+    def lost(self, request: pytest.FixtureRequest, scripted: Any) -> Any:
+        return {
+            "dropped": scripted.DROP,
+            "596": scripted.Reply(596, "Connection timed out"),
+            "late": scripted.Reply(wait_s=2.5),
+        }[request.param]
+
+    def test_the_task_is_found_again_and_the_call_not_repeated(
+        self, pve: Any, connect: Any, scripted: Any, lost: Any
+    ) -> None:
+        api = connect(pve, timeout_s=1.0)
+        upid = STARTED["warnings"].removeprefix("/nodes/pve/tasks/")
+        pve.on("POST", f"{CT}/status/start", lost)
+        old = {"upid": "UPID:old", "type": "vzstart", "starttime": time.time() - 100}
+        new = {"upid": upid, "type": "vzstart", "starttime": int(time.time()) + 1}
+        pve.on("GET", "/nodes/pve/tasks", scripted.data([old, new]))
+        pve.on("GET", f"{STARTED['warnings']}/status", scripted.data({"status": "stopped", "exitstatus": "OK"}))
+        pve.on("GET", f"{CT}/status/current", "read-lxc-list/03-current")
+        assert api.start("pve", 200, timeout_s=10) == ()
+        assert len(pve.asked("POST", f"{CT}/status/start")) == 1
+
+    def test_without_a_task_the_wanted_state_is_enough(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        pve.on("POST", f"{CT}/status/start", scripted.DROP)
+        pve.on("GET", "/nodes/pve/tasks", scripted.data([]))
+        pve.on("GET", f"{CT}/status/current", "read-lxc-list/03-current")
+        assert api.start("pve", 200, timeout_s=10) == ()
+        assert len(pve.asked("POST", f"{CT}/status/start")) == 1
+
+    def test_without_a_task_and_the_state_it_is_unknown(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        pve.on("POST", f"{CT}/status/start", scripted.DROP)
+        pve.on("GET", "/nodes/pve/tasks", scripted.data([]))
+        pve.on("GET", f"{CT}/status/current", "read-lxc-stopped/01-current")
+        with pytest.raises(CannotLook, match="the answer to start was lost"):
+            api.start("pve", 200, timeout_s=10)
+        assert len(pve.asked("POST", f"{CT}/status/start")) == 1
