@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpuctl.lab.pve import pending, reports
 from gpuctl.lab.pve.api import Call, Handler
 from gpuctl.lab.pve.backend import TaskLog
-from gpuctl.lab.pve.conf import Section
+from gpuctl.lab.pve.conf import Section, not_a
 from gpuctl.lab.pve.fault import Fault, bad_parameters, failed
 from gpuctl.lab.pve.rights import check_options
 from gpuctl.lab.pve.tasks import Task, log_page
@@ -65,16 +65,14 @@ def config(call: Call) -> Mapping[str, Any]:
     conf = call.site.store.load(call.vmid)
     if "snapshot" in call.values:
         return _shown(_snapshot(conf.snapshots, call.values["snapshot"]), conf.digest)
-    for key in ("pending", "snapshots"):
-        if key in conf.main.values and not (key == "pending" and call.flag("current")):
-            raise failed(pending_died(key, conf.main.values[key]))
-    data = conf.main.to_json() if call.flag("current") else pending.merged(conf)
-    return data | {"digest": conf.digest}
-
-
-def pending_died(_key: str, value: Any) -> str:
-    """The text Perl dies with when the file has a line where a section should be."""
-    return f'Can\'t use string ("{value}") as a HASH ref while "strict refs" in use'
+    if call.flag("current"):
+        data = conf.main.to_json()
+    else:
+        if "pending" in conf.main.values:
+            place = "/usr/share/perl5/PVE/AbstractConfig.pm line 236"
+            raise failed(not_a("HASH", conf.main.values["pending"], place))
+        data = pending.merged(conf)
+    return {key: data[key] for key in data if key not in ("pending", "snapshots")} | {"digest": conf.digest}
 
 
 def _snapshot(snapshots: Mapping[str, Section], name: str) -> Section:
@@ -101,7 +99,10 @@ def set_config(call: Call) -> None:
 
 def pending_list(call: Call) -> list[dict[str, Any]]:
     """Each option with its value and what is pending for it."""
-    return pending.listing(call.site.store.load(call.vmid))
+    conf = call.site.store.load(call.vmid)
+    if "pending" in conf.main.values:
+        raise failed(not_a("HASH", conf.main.values["pending"], "/usr/share/perl5/PVE/LXC.pm line 1643"))
+    return pending.listing(conf)
 
 
 def snapshots(call: Call) -> list[dict[str, Any]]:

@@ -178,7 +178,7 @@ class _Parser:
             return False
         self._close()
         if "snapshots" in self._conf.main.values:
-            raise ConfError(_not_a("HASH", self._conf.main.values["snapshots"], 1144))
+            raise ConfError(not_a("HASH", self._conf.main.values["snapshots"]))
         self._section = self._conf.snapshots[match[1]] = Section()
         self._name = match[1]
         return True
@@ -192,7 +192,7 @@ class _Parser:
         elif verdict != "1":
             self._warn(f"{key}: {verdict}")
         elif "lxc" in self._section.values:
-            raise ConfError(_not_a("ARRAY", self._section.values["lxc"], 1180))
+            raise ConfError(not_a("ARRAY", self._section.values["lxc"]))
         elif key == _ENVIRONMENT:
             before = self._section.values.get("env")
             self._section.values["env"] = value if before is None else f"{before}\0{value}"
@@ -217,11 +217,11 @@ def write_conf(conf: Conf) -> bytes:
         del main.values[key]
     text = _write_section(main)
     if "pending" in main.values:
-        raise ConfError(_not_a("HASH", main.values["pending"], 1288))
+        raise ConfError(not_a("HASH", main.values["pending"], f"{_PERL} line 1288"))
     if not conf.pending.empty():
         text += "\n[pve:pending]\n" + _write_section(conf.pending)
     if "snapshots" in main.values:
-        raise ConfError(_not_a("HASH", main.values["snapshots"], 1293))
+        raise ConfError(not_a("HASH", main.values["snapshots"], f"{_PERL} line 1293"))
     for name in sorted(conf.snapshots):
         text += f"\n[{name}]\n" + _write_section(conf.snapshots[name])
     return text.encode("latin-1", "replace")
@@ -239,7 +239,7 @@ def _write_section(section: Section) -> str:
     if section.values.get("env"):
         lines += [f"{_ENVIRONMENT}: {value}" for value in str(section.values["env"]).split("\0")]
     if "lxc" in section.values:
-        raise ConfError(_not_a("ARRAY", section.values["lxc"], 1276))
+        raise ConfError(not_a("ARRAY", section.values["lxc"], f"{_PERL} line 1276"))
     lines += [f"{key}: {value}" for key, value in section.lxc]
     return "".join(line + "\n" for line in lines)
 
@@ -271,7 +271,8 @@ def _encode(text: str) -> str:
     return quote_from_bytes(text.encode("utf-8"), safe=safe)
 
 
-def _not_a(kind: str, value: Any, line: int) -> str:
+def not_a(kind: str, value: Any, place: str = "") -> str:
+    """What Perl says when the text of a stray line stands where a section or list is expected."""
     article = "an" if kind == "ARRAY" else "a"
-    strict = f'as {article} {kind} ref while "strict refs" in use at {_PERL} line {line}.'
-    return f'Can\'t use string ("{value}") {strict}\n'
+    where = f" at {place}." if place else ""
+    return f'Can\'t use string ("{value}") as {article} {kind} ref while "strict refs" in use{where}\n'

@@ -25,6 +25,7 @@ class MemoryBackend:
     start_lines: tuple[str, ...] = ()
     start_warnings: tuple[str, ...] = ()
     stubborn: bool = False
+    numbers: NodeFacts = field(default_factory=NodeFacts)
     booted: float = field(default_factory=lambda: time.time() - 5000)
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class MemoryBackend:
 
     def facts(self) -> NodeFacts:
         """Numbers of the node."""
-        return NodeFacts()
+        return self.numbers
 
     def uptime_s(self) -> float:
         """Seconds since boot."""

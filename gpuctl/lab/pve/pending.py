@@ -140,7 +140,7 @@ def listing(conf: Conf) -> list[dict[str, Any]]:
     current = conf.to_json()
     rows: list[dict[str, Any]] = []
     for key in current:
-        if isinstance(current[key], (dict, list)):
+        if key == "snapshots" or isinstance(current[key], (dict, list)):
             continue
         row = {"key": key, "value": current[key]}
         if conf.pending.get(key) is not None:

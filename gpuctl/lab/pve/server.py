@@ -26,6 +26,7 @@ from gpuctl.lab.pve.tasks import Tasks
 
 _PREFIX: Final = "/api2/json"
 _BODY_LIMIT: Final = 512 * 1024
+_DRAIN_LIMIT: Final = 16 << 20
 _IDLE_S: Final = 30.0
 _ANYEVENT: Final = "/usr/share/perl5/PVE/APIServer/AnyEvent.pm line 934."
 
@@ -162,6 +163,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> list[tuple[str, Any]]:
         length = int(self.headers.get("Content-Length") or 0)
         if length > _BODY_LIMIT:
+            # Closing with unread data would reset the connection before the client has read the answer.
+            for _ in range(0, min(length, _DRAIN_LIMIT), _BODY_LIMIT):
+                self.rfile.read(min(length, _BODY_LIMIT))
+                length -= _BODY_LIMIT
             raise PlainFault(501, "for data too large")
         raw = self.rfile.read(length)
         kind = self.headers.get("Content-Type", "application/x-www-form-urlencoded").partition(";")[0].strip()

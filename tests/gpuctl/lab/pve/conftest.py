@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import datetime
+import http.client
 import ipaddress
 import json
+import ssl
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 from cryptography import x509
@@ -18,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from gpuctl.lab.pve.auth import ROLES, Grant, Token, User, Users
-from gpuctl.lab.pve.backend import DeviceStat, NodeKind
+from gpuctl.lab.pve.backend import DeviceStat, NodeFacts, NodeKind
 from gpuctl.lab.pve.memory import MemoryBackend
 from gpuctl.lab.pve.server import RunningServer, serve
 
@@ -112,7 +115,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def running_lab(certificate: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     cert, key = certificate
-    backend = MemoryBackend(tmp_path_factory.mktemp("node"))
+    numbers = NodeFacts(
+        memory_total=25276063744, memory_used=5746126848, disk_total=270553174016, disk_used=47491420160
+    )
+    backend = MemoryBackend(tmp_path_factory.mktemp("node"), numbers=numbers)
     holder: list[Lab] = []
     server = serve(
         backend,
@@ -154,3 +160,41 @@ def as_bytes() -> Callable[[Any], bytes | None]:
         return zlib.decompress(base64.b64decode(value["zb64"]))
 
     return decode
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call gave."""
+
+    status: int
+    reason: str
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@pytest.fixture
+def call(lab: Lab) -> Iterator[Callable[..., Answer]]:
+    """Make one call, as root@pam by ticket or as a named token, over one kept connection."""
+    context = ssl.create_default_context(cafile=str(lab.cert))
+    connection = http.client.HTTPSConnection("127.0.0.1", lab.server.port, timeout=10, context=context)
+
+    def send(method: str, path: str, form: Any = None, *, token: str = "", headers: Any = None) -> Answer:
+        authority = lab.server.site.authority
+        if token:
+            credentials = {"Authorization": f"PVEAPIToken={token}={lab.secret}"}
+        else:
+            cookie = f"PVEAuthCookie={quote(authority.ticket('root@pam'), safe='')}"
+            credentials = {"Cookie": cookie, "CSRFPreventionToken": authority.csrf("root@pam")}
+        body = None if form is None else urlencode(form)
+        kind = {} if form is None else {"Content-Type": "application/x-www-form-urlencoded"}
+        connection.request(
+            method, f"/api2/json{path}", body=body, headers={**credentials, **kind, **(headers or {})}
+        )
+        response = connection.getresponse()
+        return Answer(response.status, response.reason, dict(response.getheaders()), response.read())
+
+    yield send
+    connection.close()
