@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -168,7 +169,10 @@ def _claim(
         other, line = merged.places[path]
         word = {"hosts": "host", "containers": "container"}.get(str(path[0]), "key")
         merged.add(
-            index, document.lines[path], path, f"{word} {path[-1]!r} is already in {files[other]}, line {line}"
+            index,
+            document.lines[path],
+            path,
+            f"{word} {path[-1]!r} is already in {_shown(files[other])}, line {line}",
         )
         return False
     size = len(path)
@@ -216,10 +220,18 @@ def _at(data: Any, path: positions.Path) -> Any:
     return data
 
 
+def _shown(file: Path) -> str:
+    """As a person in this folder would name it."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(file.relative_to(Path.cwd()))
+    return str(file)
+
+
 def _report(files: tuple[Path, ...], merged: _Merged) -> ConfigError:
     lines = []
     for index, mistake in sorted(merged.mistakes, key=lambda entry: (entry[0], entry[1].line)):
-        where = f"{files[index]}:{mistake.line}: " if mistake.line else f"{files[index]}: "
+        file = _shown(files[index])
+        where = f"{file}:{mistake.line}: " if mistake.line else f"{file}: "
         path = f"[{'.'.join(str(part) for part in mistake.path)}] " if mistake.path else ""
         lines.append(f"{where}{path}{mistake.message}")
     unique = tuple(dict.fromkeys(lines))

@@ -61,6 +61,11 @@ def fault(reference: str) -> str:
     return ""
 
 
+def is_reference(text: str) -> bool:
+    """True for a text that `resolve` would read; `file://` and the like are addresses, not references."""
+    return not fault(text) and "://" not in text.partition(" ")[0]
+
+
 def resolve(reference: str, *, base: Path, environ: Mapping[str, str] | None = None) -> Secret:
     """Read the secret. `base`: folder for a relative `file:` path and the folder in which a command runs.
 
