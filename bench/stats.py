@@ -36,9 +36,7 @@ class Spread:
         return cls(**{name: data[name] for name in cls.__dataclass_fields__})
 
 
-def bootstrap(
-    values: Sequence[float], *, rounds: int = 2000, level: float = 0.95, seed: int = 1
-) -> tuple[float, float]:
+def bootstrap(values: Sequence[float], *, rounds: int = 2000, level: float = 0.95) -> tuple[float, float]:
     """Percentile bootstrap interval of the median. The same values give the same interval (a fixed seed)."""
     if len(values) < 3:
         return min(values), max(values)

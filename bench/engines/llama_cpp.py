@@ -83,6 +83,9 @@ def read_back(bodies: Mapping[str, Any]) -> ReadBack:
         names = {word: ours for ours, word in SPEC_TYPES.items()}
         method = str(names.get(native, native)) if on else Method.AUTO.value
     version = str(props.get("build_info", ""))
+    if version.endswith("-unknown"):
+        # The build inside xllamacpp calls itself b0-unknown.
+        version = ""
     return ReadBack(
         version=version,
         model=str(props.get("model_path") or (data[0].get("id", "") if data else "")),
