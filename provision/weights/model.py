@@ -196,7 +196,10 @@ class StageFacts:
     """`GpuctlError.to_json()` of what stands in the way."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        values["state"], values["source"] = str(self.state), str(self.source)
+        values["reasons"], values["notes"] = list(self.reasons), list(self.notes)
+        return values
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -99,7 +99,7 @@ def tries(
     out as it is; `Stopped` is raised when `stop` is set while waiting.
     """
     backoff = tenacity.wait_exponential_jitter(
-        initial=patience.first_wait_s, max=patience.max_wait_s, jitter=patience.first_wait_s / 2
+        multiplier=patience.first_wait_s, max=patience.max_wait_s, jitter=patience.first_wait_s / 2
     )
 
     def wait(state: tenacity.RetryCallState) -> float:
