@@ -115,7 +115,7 @@ def version(facts: Facts) -> tuple[Finding, ...]:
                 summary=f"driver versions differ: kernel module {kernel or 'unknown'}, libraries here {other}",
                 value={"kernel": kernel, "libraries": sorted(user | ({library} if library else set()))},
                 expected=kernel or None,
-                remedy="install the host's driver version here with --no-kernel-module; if the module is the older one, "
+                remedy="install the host's driver version here with --no-kernel-module; if the module is older, "
                 "reboot the host. Running services may work until they restart",
                 evidence=evidence,
             ),

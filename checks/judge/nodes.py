@@ -79,7 +79,7 @@ def _stale(driver: str, old: int, now: int, names: list[str]) -> Finding:
         summary=f"{paths(names)}: the node has major {old}, but the driver {driver} now has {now}",
         value={"nodes": names, "major": old},
         expected=now,
-        remedy=f"remove the old node and rule: give the container `dev[n]: /dev/{names[0]}` (or allow `c {now}:* rwm`), "
+        remedy=f"remove old node and rule: give the container `dev[n]: /dev/{names[0]}` (or allow `c {now}:* rwm`), "
         "then restart it",
         evidence=(f"/proc/devices: {now} {driver}", *(f"stat /dev/{name}: c {old}" for name in names)),
     )

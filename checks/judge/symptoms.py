@@ -84,7 +84,7 @@ def _no_driver(_facts: Facts, group: list[Node]) -> Words:
 def _mode(_facts: Facts, group: list[Node]) -> Words:
     return (
         f"{paths(node.name for node in group)}: open is refused (EACCES): mode, owner or a nodev mount",
-        f"give the node mode 0666 or the right owner (`dev[n]: /dev/{group[0].name},mode=0666`); look for a nodev mount",
+        f"give the node mode 0666 or the right owner (`dev[n]: /dev/{group[0].name},mode=0666`); see if /dev is nodev",
     )
 
 

@@ -7,14 +7,13 @@ back. Always a fresh executed process: CUDA does not survive a fork (error 3).
 from __future__ import annotations
 
 import ctypes
-import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from checks.probes import ptx
-from checks.probes.lines import Writer, run
+from checks.probes.writer import Writer, run
 
 FOLDERS: Final = (
     "/usr/lib/x86_64-linux-gnu",
@@ -143,7 +142,8 @@ def _describe(cuda: _Cuda, ordinal: int, device: int) -> None:
     def identity() -> str:
         data = (ctypes.c_ubyte * 16)()
         cuda.call("cuDeviceGetUuid_v2", data, device)
-        return f"GPU-{uuid.UUID(bytes=bytes(data))}"
+        text = bytes(data).hex()
+        return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
     def bus_id() -> str:
         text = ctypes.create_string_buffer(32)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from checks.probes import environment
-from checks.probes.lines import Writer, run
+from checks.probes.writer import Writer, run
 from inventory.root import at
 
 CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")

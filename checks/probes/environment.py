@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from checks.probes.lines import Writer
+from checks.probes.writer import Writer
 from inventory.root import at
 
 VARIABLES: Final = (

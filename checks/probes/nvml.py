@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from checks.probes.lines import Writer, run
+from checks.probes.writer import Writer, run
 
 RECOVERY_ACTION: Final = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, the state of the card after an Xid; readable inside a container."""
