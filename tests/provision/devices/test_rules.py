@@ -31,7 +31,6 @@ def test_a_rule_is_written_as_it_was_read(text: str) -> None:
         "c 195:* rwx",
         " c 195:* rwm",
         "c -1:* r",
-        "a *:* rwm",
     ],
 )
 def test_what_lxc_does_not_take_is_no_rule(text: str) -> None:
