@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from inventory.machine import Emit
 from inventory.model import Task
 
 PATH: Final = "/v1/chat/completions"
-WARMUP_TOKENS: Final = 16
+WARMUP_TOKENS: Final = 8
 LIVE_S: Final = 1.0
 TEMPERATURE: Final = 0.0
 
@@ -34,7 +35,7 @@ class Load:
     repeats: int
     think: bool | None
     nonce: str
-    """Stands first in every prompt with a number behind it, so that no prefix is cached."""
+    """Decides the mark that stands first in every prompt, so that no prefix is cached."""
     request_timeout_s: float
     """Limit of one request."""
 
@@ -64,12 +65,17 @@ class Dialect:
         return False
 
 
+def mark(nonce: str, number: int) -> str:
+    """8 hex digits, other ones for every request from their first on: a common start would be cached."""
+    return hashlib.sha256(f"{nonce}-{number}".encode()).hexdigest()[:8]
+
+
 def payload(load: Load, dialect: Dialect, task: Task, max_tokens: int, number: int) -> dict[str, Any]:
     """The request's body."""
-    nonce, text = f"[{load.nonce}-{number}]", PROMPTS[task].text
+    nonce, text = f"[{mark(load.nonce, number)}]", PROMPTS[task].text
     messages = [{"role": "user", "content": text if dialect.system else f"{nonce} {text}"}]
     if dialect.system:
-        messages.insert(0, {"role": "system", "content": f"{nonce} You are a careful programmer."})
+        messages.insert(0, {"role": "system", "content": f"{nonce} Be exact."})
     body: dict[str, Any] = {
         "model": load.model,
         "messages": messages,

@@ -110,37 +110,34 @@ def check_json(answer: str) -> Verdict:
     return Verdict(True)
 
 
+# Short, because every request pays for reading its prompt; open-ended, so that a long budget is used.
 PROMPTS: Final[Mapping[Task, Prompt]] = {
     Task.FIB: Prompt(
         Task.FIB,
         1,
-        "Write a Python function fib(n) that returns the n-th Fibonacci number, with fib(0) == 0 and fib(1) == 1. "
-        "Use a loop, not recursion. Put the code in one python block. Then explain step by step how it works, "
-        "what it does for n = 0, 1, 2 and 10, and how long it takes for large n.",
+        "Write a Python function fib(n) that returns the n-th Fibonacci number, fib(0) being 0, with a loop. "
+        "Then explain it step by step.",
         check_fib,
     ),
     Task.QSORT: Prompt(
         Task.QSORT,
         1,
-        "Write a Python function qsort(items) that returns a new list with the integers of the list items in "
-        "ascending order, using the quicksort algorithm and no library function that sorts. Put the code in one "
-        "python block. Then explain step by step how it works on [9, -2, 7, 0, -2, 13, 4] and name its best, "
-        "average and worst running time.",
+        "Write a Python function qsort(items) that returns a new sorted list by quicksort, without library sorting. "
+        "Then explain it step by step.",
         check_qsort,
     ),
     Task.ARITH: Prompt(
         Task.ARITH,
         1,
-        "Add these numbers: 17, 25, 33, 41, 49, 57, 65, 73, 81, 89. Add one number at a time and write each "
-        "partial sum on a line of its own. End with a line that reads: Answer: followed by the total.",
+        "Add 17, 25, 33, 41, 49, 57, 65, 73, 81 and 89. Write each partial sum on a line of its own and end with "
+        "the line: Answer: TOTAL",
         check_arith,
     ),
     Task.JSON: Prompt(
         Task.JSON,
         1,
-        "List the eight planets of the solar system in order of their distance from the sun as a JSON array. Each "
-        'element is an object with the keys "name" (English name), "position" (1 to 8) and "has_rings" (true or '
-        "false). Answer with the JSON array only, pretty-printed, without any other text.",
+        "List the eight planets by distance from the sun as a JSON array of objects with the keys name, position "
+        "(1 to 8) and has_rings (true or false). Answer with the JSON only.",
         check_json,
     ),
 }

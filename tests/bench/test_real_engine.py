@@ -96,9 +96,10 @@ def test_auto_is_served_measured_and_proven(root: Path, weights: Path) -> None:
         assert sample.n is not None
         assert 0 < sample.n <= 16
         assert sample.reasoning == 0
-        assert sample.cached_tokens == 0, "the nonce stands before everything that could be cached"
+        # Only the chat template's own first words can be cached: the mark stands before everything else.
+        assert sample.cached_tokens is not None
+        assert sample.cached_tokens <= 6
         assert sample.finish in ("length", "stop")
-        # The server's own clock starts before the first token and stops at the last: never faster than ours.
         assert sample.decode_tok_s is not None
     assert result.proof.proven, result.proof.why
     assert result.proof.after["method"] == "auto"
@@ -117,12 +118,12 @@ def test_a_draft_of_the_same_model_is_proven_and_every_draft_is_accepted(root: P
     model = f"/dev/shm/models/{weights.name}"
     launch = launch_for(weights, Method.DRAFT, draft=model)
     engine_job.start({"launch": launch.to_json()}, ignore)
-    result = Result.from_json(bench(launch, tasks=["fib"], max_tokens=[24]))
+    result = Result.from_json(bench(launch, tasks=["fib"]))
     assert result.proof.proven, result.proof.why
     assert result.proof.after["native_method"] == "draft-simple"
     assert result.proof.drafts["drafted"] == result.proof.drafts["accepted"] > 0
     assert result.proof.drafts["tau"] > 2
-    claimed = Result.from_json(bench(launch, tasks=["fib"], method="auto"))
+    claimed = Result.from_json(bench(launch, tasks=["fib"], max_tokens=[4], method="auto"))
     assert not claimed.proof.proven
     assert "not auto" in claimed.proof.why
 
