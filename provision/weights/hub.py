@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -54,6 +56,7 @@ class Hub:
         self.headers: Mapping[str, str] = build_hf_headers(token=token, library_name="gpuctl")
         self._has_token = "authorization" in {name.lower() for name in self.headers}
         self._client: httpx2.Client | None = None
+        _bound_requests(patience)
 
     def listing(self) -> Listing:
         """Commit, sizes and digests of the wanted revision, in one answer so that they belong together.
@@ -90,7 +93,7 @@ class Hub:
 
         if self._client is None:
             limits = httpx2.Timeout(self._patience.stall_s, connect=self._patience.connect_s)
-            self._client = httpx2.Client(follow_redirects=True, timeout=limits, max_redirects=10)
+            self._client = httpx2.Client(verify=_tls(), follow_redirects=True, timeout=limits, max_redirects=10)
         return self._client.stream("GET", url, headers={**self.headers, **headers, "Accept-Encoding": "identity"})
 
     def close(self) -> None:
@@ -132,7 +135,6 @@ class Hub:
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 
-        _bound_requests(self._patience)
         try:
             return ask()
         except OfflineModeIsEnabled:
@@ -215,6 +217,14 @@ class Hub:
         )
 
 
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    """One for all clients: reading the certificate authorities takes longer than small models do."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
 def _bound_requests(patience: Patience) -> None:
     """Give the library's own client time limits: its listing calls have none."""
     import httpx2
@@ -231,6 +241,9 @@ def _bound_requests(patience: Patience) -> None:
 
     set_client_factory(
         lambda: httpx2.Client(
-            event_hooks={"request": [hf_request_event_hook, bound]}, follow_redirects=True, timeout=None
+            verify=_tls(),
+            event_hooks={"request": [hf_request_event_hook, bound]},
+            follow_redirects=True,
+            timeout=None,
         )
     )
