@@ -136,15 +136,7 @@ class _Walk:
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         self._plain_tag(node, path, "map")
-        first: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and key.tag != _PREFIX + "merge":
-                if key.value in first:
-                    self._mistake(
-                        key, (*path, key.value), f"is given twice; the first is in line {first[key.value]}"
-                    )
-                first.setdefault(key.value, line)
+        node.value = self._once(node, path)
         self._loader.flatten_mapping(node)
         values: dict[str, Any] = {}
         for key, item in node.value:

@@ -48,7 +48,7 @@ def check(data: Mapping[str, Any]) -> Iterator[Finding]:
             if not _NAME.match(name):
                 yield (section, name), "is no usable name: letters, digits, '.', '-' and '_' only"
     for name in hosts:
-        yield from _api(_part(hosts[name], "api"), ("hosts", name, "api"), "api" in (hosts[name] or ()))
+        yield from _api(_part(hosts[name], "api"), ("hosts", name, "api"))
         yield from _ssh(_part(hosts[name], "ssh"), ("hosts", name, "ssh"))
     for name in containers:
         if name in hosts:
@@ -58,26 +58,24 @@ def check(data: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _same_vmid(containers)
 
 
-def _api(api: Mapping[str, Any], at: Path, given: bool) -> Iterator[Finding]:
+def _api(api: Mapping[str, Any], at: Path) -> Iterator[Finding]:
     if not api:
-        if given and api == {}:
-            yield at, "has no url"
         return
     yield from _url(_text(api, "url"), (*at, "url"))
-    password, token = "password" in api, "token_value" in api
+    password, token, token_name = (api.get(key, "") != "" for key in ("password", "token_value", "token_name"))
     for key in ("password", "token_value"):
         yield from _reference(api, key, at)
-    if not password and not token and "token_name" not in api:
+    if not password and not token and not token_name:
         yield at, "has neither a password nor a token: give `password`, or `token_name` and `token_value`"
-    elif password and (token or "token_name" in api):
+    elif password and (token or token_name):
         yield at, "has both a password and a token: keep one of the two"
-    elif token != ("token_name" in api):
+    elif token != token_name:
         yield (
             at,
             f"has {'token_value' if token else 'token_name'} without {'token_name' if token else 'token_value'}",
         )
-    user = api.get("user")
-    if user is None and "user" not in api:
+    user = api.get("user", "")
+    if user == "":
         yield at, "has no user: give one with its realm, for example `root@pam`"
     elif isinstance(user, str) and not re.fullmatch(r"[^@\s!]+@[A-Za-z0-9.-]+", user):
         yield (*at, "user"), f"{user!r} must be NAME@REALM, for example `root@pam`"
@@ -99,7 +97,9 @@ def _url(url: str, at: Path) -> Iterator[Finding]:
     except ValueError:
         yield at, f"{url!r} is no address; write it like https://pve1:8006"
         return
-    if parts.scheme != "https" or not host or parts.username is not None:
+    if parts.username is not None:
+        yield at, "must not hold a login; give user and password beside it"
+    elif parts.scheme != "https" or not host:
         yield at, f"{url!r} must be an https address, for example https://pve1:8006"
     elif parts.path not in ("", "/") or parts.query or parts.fragment:
         yield at, f"{url!r} must end after the port; gpuctl adds the path itself"
@@ -113,7 +113,7 @@ def _ssh(ssh: Mapping[str, Any], at: Path) -> Iterator[Finding]:
 
 def _reference(holder: Mapping[str, Any], key: str, at: Path) -> Iterator[Finding]:
     written = holder.get(key)
-    if isinstance(written, str) and (fault := secret_fault(written)):
+    if isinstance(written, str) and written and (fault := secret_fault(written)):
         yield (*at, key), fault
 
 
