@@ -133,7 +133,9 @@ def test_a_file_that_is_no_model_fails_with_the_reason(root: Path, weights: Path
 
     bad = root / "dev/shm/models/bad.gguf"
     bad.write_bytes(b"this is no model")
-    engine = Engine(kind=EngineKind.LLAMA_CPP, model="/dev/shm/models/bad.gguf", venv="/opt/engine", port=free_port())
+    engine = Engine(
+        kind=EngineKind.LLAMA_CPP, model="/dev/shm/models/bad.gguf", venv="/opt/engine", port=free_port()
+    )
     launch = make_launch(engine, Method.AUTO, 1)
     with pytest.raises(Failed) as caught:
         engine_job.start({"launch": launch.to_json()}, ignore)
