@@ -139,7 +139,7 @@ def _first_cause(effect: Finding, findings: tuple[Finding, ...], order: dict[str
         if order[name] >= mine:
             return None
         for cause in findings:
-            broken = cause.status is Status.CRITICAL or (name == "drv.module" and cause.status is Status.UNKNOWN)
+            broken = cause.status is Status.CRITICAL or (name == "drv.module" and cause.status is not Status.OK)
             if cause.id == name and broken and cause is not effect and reaches(cause, effect):
                 return cause
     return None

@@ -58,8 +58,12 @@ class Finding:
     """Id of the finding that explains this one; empty when it stands for itself."""
 
     def explained_by(self, cause: Finding) -> Finding:
-        """The same finding as a consequence: its own state cannot be judged before `cause` is repaired."""
-        return replace(self, status=Status.UNKNOWN, because=cause.id, remedy="")
+        """The same finding as a consequence: its own state cannot be judged before `cause` is repaired.
+
+        A cause that is only information (no driver, and no GPU expected) makes it not applicable instead.
+        """
+        status = Status.NOT_APPLICABLE if cause.status is Status.INFO else Status.UNKNOWN
+        return replace(self, status=status, because=cause.id, remedy="")
 
     def to_json(self) -> dict[str, Any]:
         return {

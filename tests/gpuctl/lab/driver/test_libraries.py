@@ -88,7 +88,8 @@ def test_processes_on_a_card_are_listed(python: Python, root: Path) -> None:
 def test_what_the_stand_in_does_not_have_is_missing_as_in_a_real_library(python: Python) -> None:
     seen = python(
         "import ctypes, pynvml as n\nn.nvmlInit()\nh = n.nvmlDeviceGetHandleByIndex(0)\n"
-        "def code(call):\n    try:\n        call()\n        return 0\n    except n.NVMLError as p:\n        return p.value\n"
+        "def code(call):\n    try:\n        call()\n        return 0\n"
+        "    except n.NVMLError as p:\n        return p.value\n"
         "print(json.dumps([code(lambda: n.nvmlDeviceSetPersistenceMode(h, 1)),"
         " code(lambda: n.nvmlDeviceResetGpuLockedClocks(h)),"
         " hasattr(ctypes.CDLL('libcuda.so.1'), 'cuMemAllocManaged'), ctypes.CDLL(None).getpid() == os.getpid()]))"

@@ -1,4 +1,4 @@
-"""Makes `ctypes.CDLL("libcuda.so.1")` and `CDLL("libnvidia-ml.so.1")` give the stand-in, without loading ctypes itself."""
+"""Makes `ctypes.CDLL` of the two driver libraries give the stand-in, without loading ctypes itself."""
 
 import sys
 

@@ -137,7 +137,7 @@ def _inside(number):
 
 
 def _mode_allows(node, wanted):
-    """Mode bits for the container's root: full rights only over owners its map holds (capability rule of the kernel)."""
+    """Mode bits for the container's root: full rights only over owners its map holds, as for capabilities."""
     mapped = _uid_map()
     if mapped is None:
         return True
