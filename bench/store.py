@@ -146,6 +146,17 @@ def earlier(folder: Path) -> tuple[Result, ...]:
     return tuple(sorted(found, key=lambda result: result.started_at))
 
 
+def everything(folder: Path) -> tuple[Result, ...]:
+    """All readable results of a folder, of whatever boot, by time: for lists and for looking back."""
+    found = []
+    for entry in sorted(folder.glob("*/")):
+        try:
+            found.append(read(entry))
+        except ValueError:
+            continue
+    return tuple(sorted((*found, *earlier(folder)), key=lambda result: result.started_at))
+
+
 def show(folder: Path, run_id: str) -> Result:
     """The result of one run, of this boot or set aside. Raises `Refused` naming the known ones."""
     if "/" not in run_id and run_id not in ("", ".", ".."):

@@ -95,5 +95,6 @@ def brief(result: Result) -> dict[str, Any]:
         "tokens": result.tokens[0],
         "reasoning": result.tokens[1],
         "failed": len(result.runs) - len(result.good),
+        "context": dict(result.context),
         "line": line(result),
     }

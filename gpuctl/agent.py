@@ -49,7 +49,7 @@ def find(name: str) -> Job:
     return job
 
 
-def _fault(name: str, error: Exception) -> Failed:
+def fault(name: str, error: Exception) -> Failed:
     """An error of our own making, told with its place and without a traceback."""
     place = ""
     trace = error.__traceback__
@@ -57,8 +57,8 @@ def _fault(name: str, error: Exception) -> Failed:
         place = f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}"
         trace = trace.tb_next
     return Failed(
-        f"job {name} broke: {type(error).__name__}: {error} (at {place})",
-        hint="this is a fault in gpuctl; please report it with this line",
+        f"{name} broke: {type(error).__name__}: {error} (at {place})",
+        hint="this is a fault in gpuctl; please report it with this line (GPUCTL_DEBUG=1 shows more)",
     )
 
 
@@ -69,7 +69,7 @@ def run_job(name: str, args: Mapping[str, Any], emit: Emit) -> Any:
     except GpuctlError:
         raise
     except Exception as error:
-        raise _fault(name, error) from error
+        raise fault(f"job {name}", error) from error
 
 
 def main() -> int:

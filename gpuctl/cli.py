@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, Final
 
@@ -121,8 +122,13 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(int(Exit.INTERRUPTED))
     except BrokenPipeError:
         # The reader of our stdout has gone (`| head`); point stdout at nothing so that exit stays silent.
-        import os
-
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(int(Exit.GOOD))
+    except Exception as error:
+        if os.environ.get("GPUCTL_DEBUG"):
+            raise
+        from gpuctl.agent import fault
+
+        _say(fault("gpuctl " + (words[0] if words else ""), error), "--json" in words)
+        sys.exit(int(Exit.FAILED))
     sys.exit(int(code) if isinstance(code, int) else int(Exit.GOOD))

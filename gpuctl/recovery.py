@@ -76,9 +76,9 @@ def _build(link: Link, name: StageName, wait_s: float) -> Stage | None:
         case StageName.WEIGHTS:
             return weights_stage(link)
         case StageName.PREFLIGHT:
-            from gpuctl.stages.preflight import PreflightStage
+            from gpuctl.stages.preflight import PreflightStage, expectations
 
-            return PreflightStage(link.ct, container.gpus)
+            return PreflightStage(link.ct, expectations(container, link.thresholds))
         case StageName.ENGINE:
             if container.engine is None:
                 return None
@@ -95,9 +95,8 @@ def _build(link: Link, name: StageName, wait_s: float) -> Stage | None:
 
 def weights_stage(link: Link) -> Stage | None:
     """Stage `weights`, its tokens resolved."""
-    from provision.weights.stage import WeightsStage
-
     from inventory.secret import resolve
+    from provision.weights.stage import WeightsStage
 
     weights = link.container.weights
     if not weights:

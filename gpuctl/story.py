@@ -17,6 +17,7 @@ _LABEL: Final[dict[Phase, tuple[str, str]]] = {
     Phase.LATER: ("later", "yellow"),
     Phase.CHANGED: ("changed", "green"),
     Phase.VERIFIED: ("verified", "green"),
+    Phase.WARNING: ("warning", "yellow"),
     Phase.BLOCKED: ("blocked", "red"),
     Phase.UNKNOWN: ("unknown", "red"),
 }

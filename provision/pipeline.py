@@ -41,6 +41,8 @@ class Plan:
     """Set when the stage can't reach its goal by itself: the precise reason."""
     later: tuple[str, ...] = ()
     """What can only be known once the steps are made (shown by `--dry-run`)."""
+    warnings: tuple[str, ...] = ()
+    """What is not as it should be, though it does not keep the stage from its goal."""
 
 
 class Stage(Protocol):
@@ -74,6 +76,7 @@ class Phase(StrEnum):
     CHANGING = "changing"
     CHANGED = "changed"
     VERIFIED = "verified"
+    WARNING = "warning"
     UNKNOWN = "unknown"
     BLOCKED = "blocked"
 
@@ -92,11 +95,12 @@ Reporter = Callable[[Report], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a stage ended: the lines found at last and the lines changed."""
+    """How a stage ended: the lines found at last, the lines changed, and what is left to warn of."""
 
     stage: StageName
     found: tuple[str, ...]
     changed: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 ROUNDS = 3
@@ -123,7 +127,9 @@ def _settle(stage: Stage, report: Reporter, emit: Emit, agree: Agree) -> Outcome
             report(Report(stage.name, Phase.BLOCKED, plan.blocked.message))
             raise plan.blocked
         if not plan.steps:
-            return Outcome(stage.name, found, tuple(changed))
+            for line in plan.warnings:
+                report(Report(stage.name, Phase.WARNING, line))
+            return Outcome(stage.name, found, tuple(changed), plan.warnings)
         if round_ == ROUNDS:
             raise Failed(
                 f"stage {stage.name} does not settle: after {ROUNDS} rounds it would still {plan.steps[0].line}",
@@ -182,6 +188,7 @@ def preview(stages: Iterable[Stage], report: Reporter) -> tuple[Preview, ...]:
             (Phase.FOUND, found),
             (Phase.PLANNED, tuple(step.line for step in plan.steps)),
             (Phase.LATER, plan.later),
+            (Phase.WARNING, plan.warnings),
         ):
             for line in lines:
                 report(Report(stage.name, phase, line))

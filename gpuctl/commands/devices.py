@@ -76,7 +76,7 @@ def _look(ct: str | None, inventory: tuple[Path, ...], as_json: bool, *, code_wh
 @options.json_option
 @options.quiet_option
 @click.pass_context
-def apply(ctx: click.Context, **words: Any) -> int:
+def apply(ctx: click.Context, /, **words: Any) -> int:
     """The same as `gpuctl recover CT --from host --until container`."""
     from gpuctl.commands.recover import recover
 

@@ -89,12 +89,11 @@ def schema() -> int:
 @click.option("--ca-file", default="", metavar="FILE", help="CA that signed the node's certificate.")
 @click.option("--fingerprint", default="", metavar="AA:BB:...", help="SHA-256 fingerprint of the certificate.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; default: stdout.")
-def init(output: Path | None, **words: str) -> int:
+def init(output: Path | None, **words: Any) -> int:
     """An existing file is never overwritten."""
     from inventory.init import write_first_inventory
-    from inventory.proxmox import ProxmoxApi
-
     from inventory.model import Api
+    from inventory.proxmox import ProxmoxApi
 
     if output is not None and output.exists():
         raise UsageError(f"{output} exists already", hint="choose another name, or move it away first")
@@ -107,7 +106,5 @@ def init(output: Path | None, **words: str) -> int:
     staging = output.with_name(output.name + ".tmp")
     staging.write_text(text)
     staging.replace(output)
-    click.echo(
-        f"wrote {output}; check the ssh addresses, then: gpuctl inventory validate {output}", file=sys.stderr
-    )
+    click.echo(f"wrote {output}; check it, then: gpuctl inventory validate {output}", err=True)
     return int(Exit.GOOD)

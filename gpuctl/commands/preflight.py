@@ -58,14 +58,16 @@ def preflight(
         return _check(LocalMachine(), stated, level, as_json=as_json, quiet=quiet)
     loaded = options.loaded(inventory)
     with Link(loaded, options.pick(loaded, ct)) as link:
-        return _check(link.ct, expectations(link.container.gpus) | stated, level, as_json=as_json, quiet=quiet)
+        return _check(
+            link.ct, expectations(link.container, link.thresholds) | stated, level, as_json=as_json, quiet=quiet
+        )
 
 
 def _check(machine: Machine, expect: dict[str, Any], level: str, *, as_json: bool, quiet: bool) -> int:
     import json
 
+    from checks.report import Report
     from checks.text import lines
-
     from gpuctl.stages.preflight import TIMEOUT_S
 
     report = machine.call("checks.preflight", {"expect": expect, "level": level}, timeout_s=TIMEOUT_S)
@@ -73,7 +75,7 @@ def _check(machine: Machine, expect: dict[str, Any], level: str, *, as_json: boo
     if as_json:
         click.echo(json.dumps(report, indent=2))
     elif code or not quiet:
-        for line in lines(report):
+        for line in lines(Report.from_json(report)):
             click.echo(line)
     return code
 

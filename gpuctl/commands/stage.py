@@ -61,11 +61,10 @@ def stage(
 
 def _single(one: dict[str, Any]) -> Any:
     """Stage of one repository on this machine."""
-    from provision.weights.stage import WeightsStage
-
     from gpuctl.remote import LocalMachine
     from inventory.model import Weights
     from inventory.secret import resolve
+    from provision.weights.stage import WeightsStage
 
     if not one["to"]:
         raise UsageError(
