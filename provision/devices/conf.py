@@ -96,6 +96,8 @@ class Document:
 
     lines: tuple[Line, ...]
     sections: tuple[Section, ...]
+    views: tuple[View, ...]
+    """What each section sets, in the order of `sections`."""
     fatal: str = ""
 
     def render(self) -> bytes:
@@ -107,44 +109,22 @@ class Document:
         """SHA-1 of the file, as the API gives it."""
         return hashlib.sha1(self.render(), usedforsecurity=False).hexdigest()
 
-    def view(self, section: int) -> View:
-        """What section number `section` sets, as the parser sees it."""
-        values: dict[str, str] = {}
-        raw: list[Line] = []
-        text = ""
-        for line in self.lines:
-            if line.section != section:
-                continue
-            if line.kind is Kind.RAW:
-                raw.append(line)
-            elif line.kind is Kind.COMMENT:
-                text += _decoded(line.body[1:]) + "\n"
-            elif line.kind is Kind.VALUE and line.key == "description":
-                text += _decoded(line.value)
-            elif line.kind is Kind.VALUE:
-                values[line.key] = line.value
-                if line.key == "lxc":
-                    raw.clear()  # a plain key of this name replaces the list
-        if section == 0:
-            values.pop("snapstate", None)
-        return View(values, tuple(raw), "" if text == "0" else text)
-
     @property
     def main(self) -> View:
         """The main section."""
-        return self.view(0)
+        return self.views[0]
 
     @property
     def pending(self) -> View | None:
         """`[pve:pending]`; a second one replaces the first."""
         found = [i for i, s in enumerate(self.sections) if s.kind is SectionKind.PENDING]
-        return self.view(found[-1]) if found else None
+        return self.views[found[-1]] if found else None
 
     @property
     def snapshots(self) -> Mapping[str, View]:
         """The snapshots by name; a later one of the same name replaces the earlier."""
         last = {s.name: i for i, s in enumerate(self.sections) if s.kind is SectionKind.SNAPSHOT}
-        return {name: self.view(i) for name, i in last.items()}
+        return {name: self.views[i] for name, i in last.items()}
 
     @property
     def malformed(self) -> tuple[Line, ...]:
@@ -255,7 +235,29 @@ def parse(text: bytes | str) -> Document:
         else:
             kind, key, at = _classify(body, sections[-1])
         lines.append(Line(number, body, eol, kind, len(sections) - 1, key, body[at[0] : at[1]], at))
-    return Document(tuple(lines), tuple(sections), _fatal(lines))
+    return Document(tuple(lines), tuple(sections), _views(lines, len(sections)), _fatal(lines))
+
+
+def _views(lines: Iterable[Line], count: int) -> tuple[View, ...]:
+    """What each section sets, as the parser sees it: the last value of a key, raw lines in order."""
+    values: list[dict[str, str]] = [{} for _ in range(count)]
+    raw: list[list[Line]] = [[] for _ in range(count)]
+    texts = [""] * count
+    for line in lines:
+        at = line.section
+        if line.kind is Kind.RAW:
+            raw[at].append(line)
+        elif line.kind is Kind.COMMENT:
+            texts[at] += _decoded(line.body[1:]) + "\n"
+        elif line.kind is Kind.VALUE and line.key == "description":
+            texts[at] += _decoded(line.value)
+        elif line.kind is Kind.VALUE:
+            values[at][line.key] = line.value
+            if line.key == "lxc":
+                raw[at].clear()  # a plain key of this name replaces the list
+    values[0].pop("snapstate", None)
+    texts = ["" if text == "0" else text for text in texts]  # "0" is false in Perl
+    return tuple(View(v, tuple(r), t) for v, r, t in zip(values, raw, texts, strict=True))
 
 
 def _fatal(lines: Iterable[Line]) -> str:

@@ -74,13 +74,21 @@ class _Draft:
         self.changes: dict[int, edits.Change | edits.Remove] = {}
         self.inserts: list[edits.Insert] = []
         self.lines: list[str] = []
+        self._made: tuple[tuple[edits.Edit, ...], conf.Document] = ((), document)
 
     def all(self) -> tuple[edits.Edit, ...]:
         return (*self.changes.values(), *self.inserts)
 
     def now(self) -> conf.View:
         """The main section as it would be."""
-        return edits.edit(self.document, self.all()).main
+        return self.result().main
+
+    def result(self) -> conf.Document:
+        """The file as it would be."""
+        made = self.all()
+        if made != self._made[0]:
+            self._made = (made, edits.edit(self.document, made))
+        return self._made[1]
 
     def rename_legacy(self) -> None:
         # `deny: a` took no effect so far; renamed, it would also take /dev/null away.
@@ -147,9 +155,19 @@ class _Draft:
         for found in wanted.access(self.now(), items, self.known, self.host):
             value = f"c {found.number[0]}:* rwm"
             insert = edits.Insert(rules.ALLOW, value)
-            if not found.permitted and insert not in self.inserts:
+            if not found.permitted and insert not in self.inserts and not self._denied(found.number):
                 self.inserts.append(insert)
                 self.lines.append(f"add `{rules.ALLOW}: {value}` for {found.item.name}")
+
+    def _denied(self, number: tuple[int, int]) -> bool:
+        """A deny line for this device was put there on purpose: it's said, not overruled."""
+        return any(
+            line.key == rules.DENY
+            and line.value != "a"
+            and (rule := rules.parse_rule(line.value)) is not None
+            and rule.covers(*number, access="")
+            for line in self.now().raw
+        )
 
     def _pass_in(self, item: wanted.Want) -> None:
         node = self.host.node(item.path)
@@ -191,7 +209,7 @@ def _judged(draft: _Draft, goal: wanted.Wanted) -> ConfPlan:
     """The plan, blocked when even its result would not let the container have its nodes."""
     if goal.problem:
         return ConfPlan(draft.all(), tuple(draft.lines), Failed(goal.problem, hint=goal.hint))
-    result = edits.edit(draft.document, draft.all())
+    result = draft.result()
     for view, where in ((result.main, ""), (result.next_start, "[pve:pending]")):
         for found in wanted.access(view, goal.nodes, draft.known, draft.host):
             if found.good or (not found.how and draft._hooks() and not where):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 ALLOW: Final = "lxc.cgroup2.devices.allow"
@@ -39,6 +40,7 @@ class Rule:
         return f"{self.type} {':'.join(number)} {self.access}"
 
 
+@lru_cache(maxsize=4096)
 def parse_rule(text: str) -> Rule | None:
     """A rule exactly as LXC reads it (lxc 6.0.5, device_cgroup_rule_parse); None when it is none."""
     if text == "a":
@@ -50,8 +52,20 @@ def parse_rule(text: str) -> Rule | None:
     return Rule(match[1], major, minor, match[4])
 
 
-def allowed(settings: Iterable[tuple[str, str]], major: int, minor: int) -> bool:
-    """Whether raw lines (key, value) let a privileged container open character device major:minor.
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Device rules as LXC loads them: what applies to a device that no rule names, and the rules in order."""
+
+    default: bool
+    listed: tuple[tuple[bool, Rule], ...]
+
+    def allows(self, major: int, minor: int) -> bool:
+        """Whether character device major:minor may be opened for reading and writing; the first match decides."""
+        return next((allow for allow, rule in self.listed if rule.covers(major, minor)), self.default)
+
+
+def program(settings: Iterable[tuple[str, str]]) -> Program:
+    """The rules of a privileged container with these raw lines (key, value).
 
     The start is "nothing": Proxmox's common.conf denies all and allows no GPU (lxc config/templates).
     Only cgroup2 keys count: cgroup v1 keys are ignored on a cgroup2 host.
@@ -59,8 +73,8 @@ def allowed(settings: Iterable[tuple[str, str]], major: int, minor: int) -> bool
     default = False
     listed: list[tuple[bool, Rule]] = []
     for key, value in settings:
-        rule = parse_rule(value)
-        if rule is None or key not in (ALLOW, DENY):
+        rule = parse_rule(value) if key in (ALLOW, DENY) else None
+        if rule is None:
             continue
         allow = key == ALLOW
         if value == "a":  # sets the default and empties the list
@@ -69,10 +83,7 @@ def allowed(settings: Iterable[tuple[str, str]], major: int, minor: int) -> bool
             listed = [(allow if rule == other else old, other) for old, other in listed]
         elif not (default and allow):
             listed.append((allow, rule))
-    for allow, rule in listed:  # the first that matches decides
-        if rule.covers(major, minor):
-            return allow
-    return default
+    return Program(default, tuple(listed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,7 @@ class Mount:
         return "bind" in self.options or "rbind" in self.options
 
 
+@lru_cache(maxsize=4096)
 def parse_mount(text: str) -> Mount | None:
     """An fstab-like entry; the target is given below `/` of the container, without the leading slash."""
     fields = text.split()
@@ -104,6 +116,8 @@ def parse_mount(text: str) -> Mount | None:
 
 
 def _unescaped(field: str) -> str:
+    if "\\" not in field:
+        return field
     return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8) & 255), field)
 
 

@@ -21,10 +21,11 @@ class Stale:
 def stale(view: conf.View, host: HostFacts, known: wanted.Drivers) -> tuple[Stale, ...]:
     """Allow rules with a dynamic major that no NVIDIA driver has at this boot.
 
-    Only in a configuration that passes NVIDIA nodes in, only in the kernel's dynamic ranges, and not for a major
-    that another device passed in explains. While nvidia-uvm isn't loaded nothing is called stale.
+    Only in a configuration that has raw lines for NVIDIA (`dev[n]` never needed a rule), only in the kernel's
+    dynamic ranges, and not for a major that another device passed in explains. While nvidia-uvm isn't loaded
+    nothing is called stale.
     """
-    if "nvidia-uvm" not in known.majors or not _uses_nvidia(view):
+    if "nvidia-uvm" not in known.majors or not _has_raw_nvidia(view):
         return ()
     explained = wanted.foreign_majors(host) | set(known.majors.values())
     waiting = _unexplained_source(view, host)
@@ -42,8 +43,8 @@ def stale(view: conf.View, host: HostFacts, known: wanted.Drivers) -> tuple[Stal
     return tuple(found)
 
 
-def _uses_nvidia(view: conf.View) -> bool:
-    if any(path.startswith("/dev/nvidia") for path in wanted.passed_paths(view)):
+def _has_raw_nvidia(view: conf.View) -> bool:
+    if any(path.startswith("/dev/nvidia") for path in wanted.mounted(view)):
         return True
     return any(
         rule is not None and rule.major == procdev.NVIDIA

@@ -64,18 +64,22 @@ class Wanted:
 
 def passed_paths(view: conf.View) -> dict[str, str]:
     """Paths that a configuration brings into the container, and by which line: `dev2` or `lxc.mount.entry`."""
-    found: dict[str, str] = {}
-    for line in view.raw:
-        mount = rules.parse_mount(line.value) if line.key == rules.MOUNT else None
-        if mount is not None and mount.bind:
-            found[_plain(mount.source)] = rules.MOUNT
+    found = dict.fromkeys(mounted(view), rules.MOUNT)
     for device in conf.devices(view):
         if device.spec is not None:
             found[_plain(device.spec.path)] = f"dev{device.index}"
     return found
 
 
+def mounted(view: conf.View) -> tuple[str, ...]:
+    """Sources on the host of a section's bind mounts."""
+    entries = (rules.parse_mount(line.value) for line in view.raw if line.key == rules.MOUNT)
+    return tuple(_plain(mount.source) for mount in entries if mount is not None and mount.bind)
+
+
 def _plain(path: str) -> str:
+    if "//" not in path and not path.endswith("/"):
+        return path
     return re.sub(r"/+", "/", path).rstrip("/") or "/"
 
 
@@ -164,7 +168,7 @@ def access(view: conf.View, items: Iterable[Want], known: Drivers, host: HostFac
     """Every wanted node whose driver is loaded, judged by the lines of one section."""
     passed = passed_paths(view)
     free = conf.unprivileged(view)  # Proxmox allows all devices there; access is by file mode
-    settings = [(line.key, line.value) for line in view.raw]
+    program = rules.program((line.key, line.value) for line in view.raw)
     specs = {f"dev{d.index}": d.spec for d in conf.devices(view) if d.spec is not None}
     found = []
     for item in items:
@@ -174,7 +178,7 @@ def access(view: conf.View, items: Iterable[Want], known: Drivers, host: HostFac
         how = how_passed(item.path, passed)
         spec = specs.get(how)
         by_dev = spec is not None and not spec.deny_write
-        found.append(Access(item, number, how, free or by_dev or rules.allowed(settings, *number)))
+        found.append(Access(item, number, how, free or by_dev or program.allows(*number)))
     return tuple(found)
 
 

@@ -58,7 +58,7 @@ def test_what_lxc_does_not_take_is_no_rule(text: str) -> None:
     ],
 )
 def test_whether_a_privileged_container_may_open_511_0(settings: list[tuple[str, str]], answer: bool) -> None:
-    assert rules.allowed(settings, 511, 0) is answer
+    assert rules.program(settings).allows(511, 0) is answer
 
 
 def test_every_recorded_device_value_is_read_as_by_proxmox(value_vectors: list[dict[str, Any]]) -> None:
