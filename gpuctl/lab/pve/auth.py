@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
-from gpuctl.lab.pve.fault import Fault
+from gpuctl.lab.pve.fault import unauthorized
 
 ROOT: Final = "root@pam"
 TICKET_LIFETIME_S: Final = 7200
@@ -197,18 +197,18 @@ class Authority:
         return name
 
     def identify(self, headers: Mapping[str, str], method: str) -> str:
-        """The caller (`user@realm` or `user@realm!token`) of a request; raises a 401 `Fault`."""
+        """The caller (`user@realm` or `user@realm!token`) of a request; raises the 401."""
         authorization = headers.get("Authorization", "")
         if authorization.startswith("PVEAPIToken"):
             return self._token_caller(authorization.removeprefix("PVEAPIToken").lstrip("= "))
         ticket = _cookie(headers.get("Cookie", ""))
         if not ticket:
-            raise Fault(401, "No ticket")
+            raise unauthorized("No ticket")
         name = self.owner(ticket)
         if name is None:
-            raise Fault(401, "Authentication failed!")
+            raise unauthorized("Authentication failed!")
         if method != "GET" and not self.csrf_valid(name, headers.get("CSRFPreventionToken", "")):
-            raise Fault(401, "Permission denied - invalid csrf token")
+            raise unauthorized("Permission denied - invalid csrf token")
         return name
 
     def _token_caller(self, text: str) -> str:
@@ -218,9 +218,9 @@ class Authority:
         user = self.users.known(name, now)
         token = user.tokens.get(token_id) if user else None
         if token is None or (token.expire and token.expire <= now):
-            raise Fault(401, "Authentication failed!")
+            raise unauthorized("Authentication failed!")
         if not hmac.compare_digest(secret.encode(), token.secret.encode()):
-            raise Fault(401, "Authentication failed!")
+            raise unauthorized("Authentication failed!")
         return who
 
     def _signature(self, head: str) -> str:

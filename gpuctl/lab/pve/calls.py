@@ -29,7 +29,7 @@ def login(call: Call) -> Mapping[str, Any]:
         name = f"{name}@{call.values['realm']}"
     user = call.site.authority.login(name, call.values["password"])
     if user is None:
-        raise Fault(401, "authentication failure", {"": ""})
+        raise Fault(401, "authentication failure")
     return {
         "username": user,
         "ticket": call.site.authority.ticket(user),

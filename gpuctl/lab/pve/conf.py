@@ -125,18 +125,18 @@ class _Parser:
         self._conf = Conf(vmid, Section(), Section(), {}, (), "")
         self._section = self._conf.main
         self._name = ""
-        self._comment = ""
+        self._comment: list[str] = []
         self._warnings: list[str] = []
 
     def feed(self, line: str) -> None:
         if _BLANK.fullmatch(line) or self._header(line):
             return
         if line.startswith("#"):
-            self._comment += _decode(line[1:]) + "\n"
+            self._comment += (_decode(line[1:]), "\n")
         elif match := _RAW.fullmatch(line):
             self._raw(line, match[1], match[2])
         elif match := _DESCRIPTION.fullmatch(line):
-            self._comment += _decode(match[1])
+            self._comment.append(_decode(match[1]))
         elif match := _SNAPSTATE.search(line):
             self._section.values["snapstate"] = match[1]
         elif match := _DELETE.fullmatch(line):
@@ -162,9 +162,10 @@ class _Parser:
 
     def _close(self) -> None:
         # Perl takes the text "0" for false, so such a description is lost.
-        if self._comment not in ("", "0"):
-            self._section.description = self._comment
-        self._comment = ""
+        text = "".join(self._comment)
+        if text not in ("", "0"):
+            self._section.description = text
+        self._comment = []
 
     def _header(self, line: str) -> bool:
         if _PENDING.fullmatch(line):

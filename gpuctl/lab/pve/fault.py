@@ -8,12 +8,16 @@ from collections.abc import Mapping
 class Fault(Exception):
     """An answer that is not a value. `message` ends with a newline, as Proxmox's own texts do.
 
-    The first line of `message` becomes the HTTP reason; `errors` maps a parameter to its text.
+    The first line of `message` becomes the HTTP reason; `errors` maps a parameter to its text. `bodiless`
+    answers carry nothing but the status line.
     """
 
-    def __init__(self, status: int, message: str, errors: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, errors: Mapping[str, str] | None = None, *, bodiless: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.bodiless = bodiless
         self.message = message if message.endswith("\n") else message + "\n"
         self.errors = dict(errors or {})
 
@@ -26,6 +30,11 @@ def failed(text: str) -> Fault:
 def bad_parameters(errors: Mapping[str, str]) -> Fault:
     """Status 400 with every bad parameter and why."""
     return Fault(400, "Parameter verification failed.", errors)
+
+
+def unauthorized(text: str) -> Fault:
+    """Status 401 without a body, as for a missing or wrong ticket or token."""
+    return Fault(401, text, bodiless=True)
 
 
 def forbidden(what: str) -> Fault:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuctl.lab.pve.api import Call, Site
+from gpuctl.lab.pve.backend import NodeFacts
 from gpuctl.lab.pve.conf import Conf
 from gpuctl.lab.pve.formats import FormatError
 from gpuctl.lab.pve.schema import options, parse_property_string
@@ -24,18 +25,7 @@ def node_status(call: Call) -> Mapping[str, Any]:
     return {
         "boot-info": {"mode": "legacy-bios"},
         "cpu": 0,
-        "cpuinfo": {
-            "cores": facts.cpus,
-            "cpus": facts.cpus,
-            "family": "25",
-            "flags": "fpu vme de pse tsc msr pae mce cx8",
-            "hvm": "",
-            "mhz": "2600.000",
-            "model": facts.cpu_model,
-            "sockets": 1,
-            "user_hz": 100,
-            "vendor": "AuthenticAMD",
-        },
+        "cpuinfo": _processor(facts),
         "current-kernel": {
             "machine": "x86_64",
             "release": facts.kernel_release,
@@ -57,6 +47,21 @@ def node_status(call: Call) -> Mapping[str, Any]:
         "swap": {"free": 0, "total": 0, "used": 0},
         "uptime": int(call.site.backend.uptime_s()),
         "wait": 0,
+    }
+
+
+def _processor(facts: NodeFacts) -> Mapping[str, Any]:
+    return {
+        "cores": facts.cpus,
+        "cpus": facts.cpus,
+        "family": "25",
+        "flags": "fpu vme de pse tsc msr pae mce cx8",
+        "hvm": "",
+        "mhz": "2600.000",
+        "model": facts.cpu_model,
+        "sockets": 1,
+        "user_hz": 100,
+        "vendor": "AuthenticAMD",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -51,9 +52,10 @@ class RunningServer:
         self.site: Site = server.site
 
     def close(self) -> None:
-        """Stop listening and wait for the thread to end (at most 5 s)."""
+        """Stop listening, cut the open connections and wait for the thread to end (at most 5 s)."""
         self._server.shutdown()
         self._server.server_close()
+        self._server.cut()
         self._thread.join(5)
 
 
@@ -109,13 +111,29 @@ class _Server(ThreadingHTTPServer):
         self.api = Api(site, CALLS)
         self.auth_delay_s = auth_delay_s
         self._context = context
+        self._open: set[ssl.SSLSocket] = set()
+        self._lock = threading.Lock()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         # The handshake happens here, in the connection's own thread, so a silent client blocks nobody.
         request.settimeout(_IDLE_S)
         request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._context.wrap_socket(request, server_side=True) as secure:
-            super().finish_request(secure, client_address)
+            with self._lock:
+                self._open.add(secure)
+            try:
+                super().finish_request(secure, client_address)
+            finally:
+                with self._lock:
+                    self._open.discard(secure)
+
+    def cut(self) -> None:
+        """End the connections that are still open: a machine that went down answers nobody."""
+        with self._lock:
+            for secure in self._open:
+                with contextlib.suppress(OSError):
+                    # The plain shutdown: the TLS one would take the state away from the thread that uses it.
+                    socket.socket.shutdown(secure, socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A broken connection or handshake is the client's affair."""
@@ -187,10 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, fault: Fault) -> None:
         if fault.status == 401:
             time.sleep(self.server.auth_delay_s)
-            if not fault.errors:
-                self._send(401, fault.message.strip(), b"", kind=None, closing=True)
-                return
-            fault.errors = {}
+        if fault.bodiless:
+            self._send(fault.status, fault.message.strip(), b"", kind=None, closing=True)
+            return
         body: dict[str, Any] = {"data": None, "message": fault.message}
         if fault.errors:
             body["errors"] = fault.errors
