@@ -51,15 +51,19 @@ class Call:
 
         Returns the exit status, 128 + N for signal N.
         """
-        process = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=self.stdin if stdin is None else stdin,
-            stdout=self.stdout if stdout is None else stdout,
-            stderr=self.stderr,
-            start_new_session=True,
-            cwd="/",
-        )
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=self.stdin if stdin is None else stdin,
+                stdout=self.stdout if stdout is None else stdout,
+                stderr=self.stderr,
+                start_new_session=True,
+                cwd="/",
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            self.error(f"failed to execute {argv[0]}: {error.strerror}\n")
+            return 127 if isinstance(error, FileNotFoundError) else 126
         pidfd = os.pidfd_open(process.pid)
         try:
             poll = select.poll()

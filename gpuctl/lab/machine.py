@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuctl.lab import container, namespaces, plain, rootfs
+from gpuctl.lab.blueprint import Blueprint
 from gpuctl.lab.kernel import Kernel, read_node
 from gpuctl.lab.pve.backend import DeviceStat, NodeFacts, NodeKind, Passthrough, Runtime, TaskFailed, TaskLog
 from gpuctl.lab.pve.conf import Conf
@@ -204,8 +205,8 @@ class Node:
         shm_mib: int,
         binds: tuple[tuple[str, str], ...],
         shared: tuple[tuple[str, str], ...] = (),
-    ) -> namespaces.Blueprint:
-        return namespaces.Blueprint(
+    ) -> Blueprint:
+        return Blueprint(
             name=name,
             rootfs=folder,
             site=rootfs.site_folder(),
@@ -213,7 +214,6 @@ class Node:
             shm_mib=shm_mib,
             binds=binds,
             shared=shared,
-            caller=None if name == NODE else self.lab.host_rootfs,
             uptime_s=self.kernel.uptime_s(),
         )
 

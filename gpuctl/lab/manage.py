@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpuctl.lab import namespaces, plain
+from gpuctl.lab import plain, processes
 from gpuctl.lab.state import VMID, LabDir, LabInfo, read_info
 from inventory.errors import CannotLook, Failed, Refused
 from inventory.reentry import command
@@ -77,7 +77,7 @@ def down(lab: LabDir, *, purge: bool = False) -> bool:
         _end_daemon(lab, pid)
     if info is not None:
         # What outlived its daemon: without namespaces a killed labd takes nothing with it.
-        namespaces.kill_marked(f"{namespaces.TOKEN}={info.token}")
+        processes.kill_marked(f"{processes.TOKEN}={info.token}")
     for rootfs in (lab.host_rootfs, lab.ct_rootfs(VMID)):
         if (rootfs / "dev" / "shm").is_symlink():
             plain.remove_shm(rootfs)

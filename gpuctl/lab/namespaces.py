@@ -12,41 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Final, Protocol
 
 from gpuctl.lab import plain
+from gpuctl.lab.blueprint import SITE, TOOLS, Blueprint, mounts
+from gpuctl.lab.processes import TOKEN, kill_marked
 from inventory.errors import Failed
 from inventory.reentry import command
 
-TOKEN: Final = "GPUCTL_LAB"
-TOOLS: Final = "/opt/gpuctl-lab/bin"
-SITE: Final = "/opt/gpuctl-lab/site"
 _PATH: Final = f"{TOOLS}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_LIMIT_S: Final = 20.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
-    """What a machine is made of. Paths are the daemon's own."""
-
-    name: str
-    rootfs: Path
-    """Folder that is the machine's root (namespaces) or its GPUCTL_ROOT (plain)."""
-    site: Path
-    """Folder put on PYTHONPATH: the stand-in for the driver."""
-    token: str
-    shm_mib: int = 512
-    binds: tuple[tuple[str, str], ...] = ()
-    """(source, place inside) pairs, mounted read-only."""
-    shared: tuple[tuple[str, str], ...] = ()
-    """The same, writable; only with namespaces."""
-    caller: Path | None = None
-    """Plain mode: root folder of the machine from which commands come (for a container, its host)."""
-    uptime_s: float = 0.0
-    """How long the machine is said to be up at this moment."""
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class View(Protocol):
@@ -116,7 +92,7 @@ class _Namespaces:
         spec = {
             "root": str(blueprint.rootfs),
             "hostname": blueprint.name,
-            "mounts": _mounts(blueprint),
+            "mounts": mounts(blueprint),
             "boottime_offset_s": int(blueprint.uptime_s - _boottime()) if self._time else None,
         }
         path = blueprint.rootfs.parent / "namespace.json"
@@ -204,7 +180,7 @@ class _Plain:
         return self._blueprint.rootfs
 
     def argv(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        return plain.translate_words(words, self._blueprint.rootfs, self._blueprint.caller)
+        return plain.translate_words(words, self._blueprint.rootfs)
 
     def shell(self, line: str) -> tuple[str, ...]:
         line = plain.translate_line(line, self._blueprint.rootfs)
@@ -253,80 +229,6 @@ def _first_line(stream: IO[bytes] | None, limit_s: float) -> str:
     if not select.select([stream], [], [], limit_s)[0]:
         raise Failed(f"a lab machine did not start within {limit_s:g} s")
     return stream.readline().decode("utf-8", "replace").strip()
-
-
-def _mounts(blueprint: Blueprint) -> list[dict[str, Any]]:
-    """The mounts that turn a rootfs folder into a machine, in order."""
-    rootfs = blueprint.rootfs
-    entries = [_bind(folder, folder) for folder in _system_folders(rootfs)]
-    entries += [_bind(f"/etc/{name}", f"/etc/{name}") for name in _ETC if Path(f"/etc/{name}").exists()]
-    entries += [_bind(source, place) for source, place in blueprint.binds]
-    entries += [
-        {"kind": "proc", "dst": "/proc"},
-        # Every kernel makes the empty folder /proc/driver, so there is always something to mount on.
-        *(
-            _bind(str(rootfs / "proc" / name), f"/proc/{name}")
-            for name in ("devices", "driver", "sys/kernel/random/boot_id")
-        ),
-        _bind("/sys", "/sys"),
-        _bind(str(rootfs / "sys" / "module"), "/sys/module") | {"optional": True},
-        *(_bind(f"/dev/{name}", f"/dev/{name}") | {"ro": False} for name in _DEV if Path(f"/dev/{name}").exists()),
-        {"kind": "tmpfs", "dst": "/dev/shm", "data": f"mode=1777,size={blueprint.shm_mib}m"},
-        {"kind": "devpts", "dst": "/dev/pts", "data": "newinstance,ptmxmode=0666,mode=620", "optional": True},
-        *(_bind(source, place) | {"ro": False} for source, place in blueprint.shared),
-    ]
-    return entries
-
-
-_ETC: Final = (
-    "alternatives", "ca-certificates", "ca-certificates.conf", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-    "localtime", "mime.types", "nsswitch.conf", "pki", "protocols", "resolv.conf", "services", "ssl",
-)  # fmt: skip
-_DEV: Final = ("null", "zero", "full", "random", "urandom", "tty")
-
-
-def _bind(source: str, place: str) -> dict[str, Any]:
-    return {"kind": "bind", "src": source, "dst": place, "ro": True}
-
-
-def _system_folders(rootfs: Path) -> list[str]:
-    """Folders of the machine's own system to show inside; links such as /bin -> usr/bin are copied as links."""
-    found = []
-    for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix"):
-        real, shown = Path("/", name), rootfs / name
-        if real.is_symlink():
-            if not shown.is_symlink():
-                shown.symlink_to(real.readlink())
-        elif real.is_dir():
-            found.append(str(real))
-    return found
-
-
-def kill_marked(entry: str, *, limit_s: float = 10.0) -> int:
-    """Kill every process of this user whose environment holds `NAME=value`; returns how many were found."""
-    wanted, found, end = entry.encode(), set[int](), time.monotonic() + limit_s
-    while time.monotonic() < end:
-        alive = [pid for pid in marked(wanted) if pid != os.getpid()]
-        if not alive:
-            break
-        found.update(alive)
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return len(found)
-
-
-def marked(entry: bytes) -> list[int]:
-    """Processes of this user whose environment holds exactly `entry`; zombies have none and do not count."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if entry in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def tools_python() -> str:

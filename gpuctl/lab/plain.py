@@ -24,14 +24,14 @@ _PROC_LINKS: Final = (
 _SYS_LINKS: Final = ("block", "bus", "class", "dev", "devices", "fs", "kernel")
 
 
-def translate_words(words: tuple[str, ...], rootfs: Path, caller: Path | None = None) -> tuple[str, ...]:
-    """`words` with the machine's own paths moved below `rootfs`; system paths such as /usr stay.
-
-    Words of a host's process had their paths moved below the host's folder already: `caller` takes that back.
-    """
-    if caller is not None:
-        words = tuple(word.replace(f"{caller}/", "/") for word in words)
+def translate_words(words: tuple[str, ...], rootfs: Path) -> tuple[str, ...]:
+    """`words` with the machine's own paths moved below `rootfs`; system paths such as /usr stay."""
     return tuple(_move(word, rootfs) for word in words)
+
+
+def take_back(words: tuple[str, ...], rootfs: Path) -> tuple[str, ...]:
+    """The opposite, for a program that gets words whose paths were moved: what the user had typed."""
+    return tuple(word.replace(f"{rootfs}/", "/") for word in words)
 
 
 def translate_line(line: str, rootfs: Path) -> str:

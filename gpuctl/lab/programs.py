@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gpuctl.lab import pct
+from gpuctl.lab import pct, plain
 from gpuctl.lab.control import Call
 from gpuctl.lab.kernel import GPUS
 from gpuctl.lab.machine import Node
@@ -19,6 +19,8 @@ def run(call: Call, node: Node) -> int:
     if handler is None:
         call.error(f"{call.program}: not a program of the lab\n")
         return 127
+    if node.isolation == "plain":
+        call.words = plain.take_back(call.words, node.lab.host_rootfs)
     return handler(call, node)
 
 

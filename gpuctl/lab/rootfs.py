@@ -11,6 +11,7 @@ from typing import Final
 import gpuctl
 import gpuctl.lab
 from gpuctl.lab import kernel, namespaces
+from gpuctl.lab.blueprint import SITE
 from gpuctl.lab.state import NODE, VMID, LabDir
 
 _PROGRAMS: Final = ("pct", "nvidia-modprobe", "modprobe", "lsmod", "pveversion")
@@ -146,7 +147,7 @@ def binds(*, container: bool) -> tuple[tuple[str, str], ...]:
         if folder not in {"/", *system} and not folder.startswith(tuple(f"{name}/" for name in system)):
             found.append((folder, folder))
     if site_folder().is_dir():
-        found.append((str(site_folder()), namespaces.SITE))
+        found.append((str(site_folder()), SITE))
     if container:
         found.append((sys.prefix, "/opt/engine"))
     return tuple(found)

@@ -192,6 +192,10 @@ class _Login(asyncssh.SSHServer):
         return dest_host in _LOOPBACK
 
 
+class _Resolved(bytes):
+    """A path that is the daemon's own already."""
+
+
 class _Files(asyncssh.SFTPServer):
     """SFTP on the files as a process of the host sees them."""
 
@@ -205,6 +209,8 @@ class _Files(asyncssh.SFTPServer):
         return resolve(self._root, os.fsdecode(path), follow_last=follow_last, contained=self._contained)
 
     def map_path(self, path: bytes) -> bytes:
+        if isinstance(path, _Resolved):
+            return path
         return os.fsencode(self._place(path, follow_last=False))
 
     def reverse_map_path(self, path: bytes) -> bytes:
@@ -215,8 +221,7 @@ class _Files(asyncssh.SFTPServer):
         return self.reverse_map_path(os.fsencode(self._place(path, follow_last=True)))
 
     def open(self, path: bytes, pflags: int, attrs: asyncssh.SFTPAttrs) -> Any:
-        followed = os.fsencode(self._place(path, follow_last=True))
-        return super().open(self.reverse_map_path(followed), pflags, attrs)
+        return super().open(_Resolved(os.fsencode(self._place(path, follow_last=True))), pflags, attrs)
 
     def stat(self, path: bytes) -> Any:
         return os.stat(self._place(path, follow_last=True))  # noqa: PTH116

@@ -1,0 +1,147 @@
+"""Running labs for tests: on free ports, in a folder of their own, in both ways of keeping processes apart."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuctl.lab import manage, namespaces
+from gpuctl.lab.state import LabDir, LabInfo, open_dir
+
+FREE_PORTS = {"api": 0, "ssh": 0, "hub": 0}
+
+
+@dataclass(frozen=True)
+class Ran:
+    rc: int
+    out: str
+    err: str
+
+
+class Client:
+    """One SSH connection to a lab, as gpuctl makes it."""
+
+    def __init__(self, lab: LabDir, **login: Any) -> None:
+        import paramiko
+
+        info = manage.running(lab)
+        self.port = info.ports["ssh"]
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.ssh = paramiko.SSHClient()
+        self.ssh.load_host_keys(str(lab.ssh / "known_hosts"))
+        self.ssh.connect(
+            "127.0.0.1",
+            port=self.port,
+            username="root",
+            sock=sock,
+            timeout=10,
+            allow_agent=False,
+            look_for_keys=False,
+            **(login or {"key_filename": str(lab.ssh / "client_key")}),
+        )
+
+    def run(self, line: str, stdin: bytes = b"", timeout_s: float = 30) -> Ran:
+        given, out, err = self.ssh.exec_command(line, timeout=timeout_s)
+        if stdin:
+            given.write(stdin)
+        given.channel.shutdown_write()
+        texts = out.read().decode(), err.read().decode()
+        return Ran(out.channel.recv_exit_status(), *texts)
+
+    def ok(self, line: str, stdin: bytes = b"") -> str:
+        ran = self.run(line, stdin)
+        assert ran.rc == 0, f"{line}: {ran}"
+        return ran.out
+
+    def close(self) -> None:
+        self.ssh.close()
+
+
+def _require(isolation: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "GPUCTL_LAB_ISOLATION"}
+    if isolation == "namespaces" and namespaces.isolation(environ) != "namespaces":
+        pytest.skip("this user may not make namespaces here")
+
+
+def _start(folder: Path, isolation: str) -> LabDir:
+    _require(isolation)
+    lab = open_dir(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUCTL_LAB_ISOLATION", isolation)
+        manage.up(lab, FREE_PORTS)
+    return lab
+
+
+@pytest.fixture(scope="module", params=["namespaces", "plain"])
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabDir]:
+    """A running lab, shared by the tests of a module; once in namespaces, once without."""
+    made = open_dir(tmp_path_factory.mktemp("lab") / "state")
+    try:
+        yield _start(made.root, request.param)
+    finally:
+        manage.down(made, purge=True)
+
+
+@pytest.fixture(scope="module")
+def isolated_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabDir]:
+    """A running lab in namespaces, shared by the tests of a module."""
+    made = open_dir(tmp_path_factory.mktemp("lab") / "state")
+    try:
+        yield _start(made.root, "namespaces")
+    finally:
+        manage.down(made, purge=True)
+
+
+@pytest.fixture
+def start_lab(tmp_path: Path) -> Iterator[Any]:
+    """A function (name, isolation) -> LabDir that starts labs of this test alone; all are stopped after it."""
+    made: list[LabDir] = []
+
+    def start(name: str, isolation: str = "namespaces") -> LabDir:
+        made.append(open_dir(tmp_path / name))
+        return _start(made[-1].root, isolation)
+
+    try:
+        yield start
+    finally:
+        for lab in made:
+            manage.down(lab)
+
+
+@pytest.fixture
+def client(lab: LabDir) -> Iterator[Client]:
+    """A connection to the shared lab."""
+    made = Client(lab)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def info(lab: LabDir) -> LabInfo:
+    """What lab.json says now."""
+    return manage.running(lab)
+
+
+@pytest.fixture
+def connect() -> Iterator[Any]:
+    """A function (lab, **login) -> Client; all are closed after the test."""
+    made: list[Client] = []
+
+    def make(lab: LabDir, **login: Any) -> Client:
+        made.append(Client(lab, **login))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.close()
