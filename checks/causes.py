@@ -50,7 +50,8 @@ def _node(cause: Finding, effect: Finding) -> bool:
     names = _nodes(cause)
     if cause.id == "dev.major" and effect.id == "dev.nodes":
         return bool(_nodes(effect)) and set(_nodes(effect)) <= set(names)
-    if "nvidiactl" in names:
+    hung = isinstance(cause.value, dict) and cause.value.get("open") == "hung"
+    if "nvidiactl" in names or hung:
         return _by_nvml(effect) or _by_cuda(effect)
     if "nvidia-uvm" in names:
         return _by_cuda(effect) or (effect.id == "gpu.count" and _only_cuda_is_short(effect))

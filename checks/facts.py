@@ -118,10 +118,14 @@ class Facts:
         )
 
     def privileged(self) -> bool | None:
-        """Whether root here is root of the host; None when /proc/self/uid_map does not say."""
-        text = self.devices.value("uid_map")
-        words = (text or "").split()
-        return None if len(words) < 3 else words[:3] == ["0", "0", "4294967295"]
+        """Whether root here is root of the host; None when /proc/self/uid_map does not say.
+
+        A map of a single id is somebody's own namespace, not a Proxmox container: it says nothing here.
+        """
+        words = str(self.devices.value("uid_map") or "").split()
+        if len(words) < 3 or words[2] == "1":
+            return None
+        return words[:3] == ["0", "0", "4294967295"]
 
     def gpus(self) -> tuple[int, ...]:
         """NVML indices."""

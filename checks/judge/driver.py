@@ -156,11 +156,12 @@ def nvml_init(facts: Facts) -> tuple[Finding, ...]:
     """nvml.init: does the management library start."""
     hang = facts.hang(facts.nvml, None)
     reading = facts.nvml.get("init")
-    if reading is None and hang is not None:
+    if hang is not None and hang.call != "nvmlShutdown":
         return (
             Finding(
                 id="nvml.init",
-                status=Status.CRITICAL,
+                # Dying before the first call is our trouble (no Python binding), not the driver's.
+                status=Status.UNKNOWN if hang.how == "crashed" and hang.call == "start" else Status.CRITICAL,
                 summary=ended(hang),
                 remedy="a GPU or the driver hangs: look at the host's kernel log; it likely needs a reboot",
             ),

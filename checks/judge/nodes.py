@@ -88,19 +88,16 @@ def _stale(driver: str, old: int, now: int, names: list[str]) -> Finding:
 def nodes(facts: Facts) -> tuple[Finding, ...]:
     """stat and open of every node, grouped by what is wrong: one finding per symptom, not one per node."""
     hang = facts.hang(facts.devices, None)
-    if hang is not None and hang.call.startswith("open "):
-        summary = f"{ended(hang)}: the driver hangs"
-        return (
-            *_groups(facts),
-            Finding(
-                id="dev.nodes",
-                status=Status.CRITICAL,
-                summary=summary,
-                value={"nodes": [hang.call[10:]], "open": "hung"},
-                remedy="look at the host's kernel log; a hung driver needs a reboot of the host",
-            ),
-        )
-    return _groups(facts)
+    if hang is None:
+        return _groups(facts)
+    stuck = Finding(
+        id="dev.nodes",
+        status=Status.CRITICAL if hang.how == "hung" else Status.UNKNOWN,
+        summary=ended(hang),
+        value={"nodes": [hang.call.removeprefix("open /dev/")], "open": hang.how},
+        remedy="the driver hangs: look at the host's kernel log; it likely needs a reboot",
+    )
+    return (*(finding for finding in _groups(facts) if finding.status is not Status.OK), stuck)
 
 
 def _groups(facts: Facts) -> tuple[Finding, ...]:

@@ -123,6 +123,33 @@ def _next(running: _Running, ending: Ending, folder: Path, until: float) -> _Run
     return _Running(running.probe, folder, (*running.skip, int(ending.gpu or 0)))
 
 
+def _tick(
+    active: list[_Running],
+    readings: dict[str, dict[tuple[str, int | None], Reading]],
+    endings: dict[str, list[Ending]],
+    folder: Path,
+    until: float,
+) -> None:
+    """Look once at every running probe; move what ended from `active` into the results."""
+    now = time.monotonic()
+    for running in tuple(active):
+        ending = running.poll(now)
+        if ending is None and now >= until:
+            _, (call, gpu), _ = parse(running.path.read_bytes())
+            ending = Ending("hung", call, gpu, round(now - running.moved, 1), pid=_abandon(running.process))
+        if ending is None:
+            continue
+        active.remove(running)
+        # A second pass fills gaps; what the first one learnt before the hang is kept.
+        readings[running.probe.name].update(parse(running.path.read_bytes())[0])
+        endings[running.probe.name].append(ending)
+        following = _next(running, ending, folder, until)
+        if following is not None:
+            active.append(following)
+    if active:
+        time.sleep(TICK_S)
+
+
 def run(probes: tuple[Probe, ...], *, total_s: float = 120.0) -> dict[str, Reads]:
     """Run all at once and return what each learnt, by name; never later than about `total_s` + 1 s."""
     until = time.monotonic() + total_s
@@ -130,25 +157,13 @@ def run(probes: tuple[Probe, ...], *, total_s: float = 120.0) -> dict[str, Reads
     endings: dict[str, list[Ending]] = {probe.name: [] for probe in probes}
     with tempfile.TemporaryDirectory(prefix="gpuctl-preflight-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        active = [_Running(probe, folder, ()) for probe in probes]
-        while active:
-            now = time.monotonic()
-            for running in tuple(active):
-                ending = running.poll(now)
-                if ending is None and now >= until:
-                    _, (call, gpu), _ = parse(running.path.read_bytes())
-                    ending = Ending(
-                        "hung", call, gpu, round(now - running.moved, 1), pid=_abandon(running.process)
-                    )
-                if ending is None:
-                    continue
-                active.remove(running)
-                # A second pass fills gaps; what the first one learnt before the hang is kept.
-                readings[running.probe.name].update(parse(running.path.read_bytes())[0])
-                endings[running.probe.name].append(ending)
-                following = _next(running, ending, folder, until)
-                if following is not None:
-                    active.append(following)
-            if active:
-                time.sleep(TICK_S)
+        active: list[_Running] = []
+        try:
+            active.extend(_Running(probe, folder, ()) for probe in probes)
+            while active:
+                _tick(active, readings, endings, folder, until)
+        finally:
+            # Interrupted: no probe may outlive us.
+            for running in active:
+                _abandon(running.process)
     return {name: Reads(readings[name], tuple(endings[name])) for name in readings}

@@ -258,3 +258,16 @@ def test_no_check_raises_on_odd_values(check: registry.Check, junk: Any) -> None
     )
     findings = check.run(facts)
     assert all(isinstance(finding, Finding) for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("text", "privileged"),
+    [
+        ("         0          0 4294967295\n", True),
+        ("         0     100000      65536\n", False),
+        ("         0       1000          1\n", None),
+        ("", None),
+    ],
+)
+def test_the_user_map_tells_privileged_from_unprivileged(text: str, privileged: bool | None) -> None:
+    assert Facts(devices=reads({"uid_map": text})).privileged() is privileged

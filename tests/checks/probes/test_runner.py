@@ -129,6 +129,25 @@ def test_a_probe_runs_in_its_own_session_and_interpreter(probe) -> None:  # type
     assert executable == sys.executable
 
 
+def test_an_interrupted_run_leaves_no_probe_behind(probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    note = tmp_path / "pid"
+    made = probe(f"open({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)", stall_s=30.0)
+
+    really_sleep = time.sleep
+    interrupted: list[bool] = []
+
+    def interrupt(seconds: float) -> None:
+        if not interrupted and note.exists() and note.read_text():
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        really_sleep(seconds)
+
+    monkeypatch.setattr(runner.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run((made,), total_s=20.0)
+    assert not _alive(int(note.read_text()))
+
+
 def test_torn_and_foreign_lines_are_left_out() -> None:
     readings, under_way, finished = parse(
         b'{"key": "a", "gpu": null, "rc": 0, "value": 1}\nnoise\n[1]\n{"call": "x", "g'

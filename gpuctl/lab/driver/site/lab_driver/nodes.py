@@ -191,7 +191,9 @@ def _scenario_errno(path):
         return 0  # before anything is imported: most processes have no scenario
     from lab_driver import state
 
-    name = state.scenario().get("open", {}).get(os.path.basename(os.fspath(path)))
+    node = os.path.basename(os.fspath(path))
+    state.interfere(f"open {node}")
+    name = state.scenario().get("open", {}).get(node)
     return getattr(errno, str(name), 0) if name else 0
 
 

@@ -4,7 +4,7 @@ etc/gpuctl-lab/gpus.json: a list of {index, minor, name, uuid, bus_id, memory_by
 any key of `HEALTHY` may be added to a card. A value of null means the card does not support it.
 etc/gpuctl-lab/scenario.json (optional):
   {"rc": {"nvmlInitWithFlags": 18, "nvmlDeviceGetPowerUsage": {"1": 999}}, "values": {"0": {"temperature": 95}},
-   "hang": ["cuInit", "nvmlDeviceGetPowerUsage:1"], "open": {"nvidia1": "EIO"}, "missing": ["libcuda.so.1",
+   "hang": ["cuInit", "nvmlDeviceGetPowerUsage:1", "open nvidia1"], "open": {"nvidia1": "EIO"}, "missing": ["libcuda.so.1",
    "nvmlDeviceGetRemappedRows"], "corrupt_copy": [2]}
 """
 
