@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuctl.lab import credentials, inventory_file, namespaces, programs, reboot, rootfs
@@ -127,7 +126,6 @@ class Daemon:
         if self._api is not None:
             self._api.close()
             self._api = None
-            cut_connections(self._ports["api"])
 
     def _start_hub(self) -> None:
         from gpuctl.lab.hub import serve, smollm2_repo
@@ -191,18 +189,6 @@ def main(argv: list[str]) -> int:
 
 async def _run(lab: LabDir, ports: dict[str, int]) -> None:
     await Daemon(lab, asyncio.get_running_loop(), first_ports=ports).run()
-
-
-def cut_connections(port: int) -> None:
-    """Shut down every TCP connection that this process accepted on `port`, whoever holds it."""
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            copy = socket.socket(fileno=os.dup(int(entry.name)))
-            with copy:
-                if copy.family == socket.AF_INET and copy.getsockname()[1] == port:
-                    copy.shutdown(socket.SHUT_RDWR)
 
 
 def _free(port: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -107,12 +106,12 @@ def test_any_other_file_is_not_a_node(content: bytes, tmp_path: Path) -> None:
 def test_a_file_mounted_elsewhere_is_rewritten_in_place(tmp_path: Path) -> None:
     path = tmp_path / "devices"
     rewrite(path, "a long first content\n")
-    inode = os.stat(path).st_ino
+    inode = path.stat().st_ino
 
     rewrite(path, "short\n")
 
     assert path.read_text() == "short\n"
-    assert os.stat(path).st_ino == inode
+    assert path.stat().st_ino == inode
 
 
 def test_gpus_have_stable_uuids_that_differ_between_labs() -> None:
