@@ -80,7 +80,7 @@ def read(event: Event) -> Chunk:
         return Chunk(event.at, done=True)
     try:
         data = json.loads(event.data)
-    except ValueError:
+    except (ValueError, RecursionError):
         shown = event.data[:80].decode("utf-8", "replace")
         return Chunk(event.at, error=f"an event that is not JSON: {shown}")
     if not isinstance(data, Mapping):

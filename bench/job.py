@@ -158,9 +158,10 @@ _LOUD = ("hidden-reasoning", "ended-inside-think", "warm-cache", "degenerate", "
 
 
 def run_id(started: datetime, boot_id: str, method: str, tp: int) -> str:
-    """Time, boot and method: `20261130T194903Z-1a2b3c4d-auto`, with `-tpN` for more than one GPU."""
+    """Time to the millisecond, boot, method: `20261130T194903.042Z-1a2b3c4d-auto`, and `-tpN` for several GPUs."""
     boot = "".join(letter for letter in boot_id if letter.isalnum())[:8] or "unknown"
-    return f"{started:%Y%m%dT%H%M%SZ}-{boot}-{method}" + (f"-tp{tp}" if tp > 1 else "")
+    moment = f"{started:%Y%m%dT%H%M%S}.{started.microsecond // 1000:03d}Z"
+    return f"{moment}-{boot}-{method}" + (f"-tp{tp}" if tp > 1 else "")
 
 
 def results(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 10.0
+CPU_S: Final = 3
 MEMORY: Final = 512 * 1024 * 1024
 
 _INNER: Final = """
@@ -68,7 +69,7 @@ class Ran:
 
 def evaluate(code: str, expressions: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Ran:
     """Execute `code`, then evaluate each expression (JSON-able results). Never raises for what the code does."""
-    job = {"code": code, "expressions": list(expressions), "cpu_s": max(1, int(timeout_s)), "memory": MEMORY}
+    job = {"code": code, "expressions": list(expressions), "cpu_s": CPU_S, "memory": MEMORY}
     with tempfile.TemporaryDirectory(prefix="gpuctl-answer-") as folder:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _INNER],
@@ -82,7 +83,7 @@ def evaluate(code: str, expressions: Sequence[str], *, timeout_s: float = TIMEOU
         try:
             out, _ = process.communicate(json.dumps(job).encode(), timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            return Ran((), f"still running after {timeout_s:.0f} s")
+            return Ran((), f"out of time: still running after {timeout_s:.0f} s")
         finally:
             try:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ def save(folder: Path, result: Result) -> Path:
         final = folder / result.run_id
         staging.rename(final)
     except OSError as error:
+        shutil.rmtree(staging, ignore_errors=True)
         raise Failed(
             f"the result cannot be written to {folder}: {error.strerror}",
             hint="make room or correct bench.results in the inventory, then run the benchmark again",
@@ -139,6 +141,8 @@ def earlier(folder: Path) -> tuple[Result, ...]:
     """Results of all earlier boots that can still be read, by time."""
     found = []
     for entry in sorted((folder / ASIDE).glob("*/*")):
+        if entry.is_symlink():
+            continue
         try:
             found.append(read(entry))
         except ValueError:

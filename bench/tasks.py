@@ -97,7 +97,7 @@ def check_json(answer: str) -> Verdict:
     text = found[-1] if found else answer[max(0, answer.find("[")) : answer.rfind("]") + 1] or answer
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Verdict(False, f"not JSON: {error}")
     if not isinstance(data, list) or len(data) != len(PLANETS):
         return Verdict(False, "not an array of eight planets")
