@@ -113,8 +113,8 @@ def _from_file(path: Path) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(f"the secret file {path} can't be read: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
-        info = os.fstat(file.fileno())
+    try:
+        info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise Refused(f"the secret file {path} is not a regular file")
         if info.st_mode & 0o077:
@@ -122,7 +122,10 @@ def _from_file(path: Path) -> str:
                 f"the secret file {path} can be read by others (mode {stat.S_IMODE(info.st_mode):04o})",
                 hint=f"chmod 600 {shlex.quote(str(path))}",
             )
-        data = file.read(MAX_BYTES + 1)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(fd)
     return _decoded(data, f"file:{path}")
 
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from inventory import known_hosts
@@ -115,6 +116,7 @@ def _client(target: Target, sock: socket.socket | paramiko.Channel) -> paramiko.
     keys: Any = [str(path) for path in target.keys]
     # All host keys are judged by our policy: paramiko alone would not name file and line.
     client.set_missing_host_key_policy(_policy(target, name, entries))
+    began = time.monotonic()
     try:
         client.connect(
             target.address,
@@ -134,7 +136,7 @@ def _client(target: Target, sock: socket.socket | paramiko.Channel) -> paramiko.
         close([client])
         raise
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
-        reason = _reason(client, target, error)
+        reason = _reason(client, target, error, time.monotonic() - began)
         close([client])
         sock.close()
         raise reason from None
@@ -197,14 +199,15 @@ def judge(target: Target, name: str, entries: tuple[known_hosts.Entry, ...], kin
     )
 
 
-def _reason(client: paramiko.SSHClient, target: Target, error: Exception) -> CannotLook:
+def _reason(client: paramiko.SSHClient, target: Target, error: Exception, took_s: float) -> CannotLook:
     """Which step failed, in words."""
     import paramiko
 
     transport = client.get_transport()
     where, limit = target.where, f"{target.timeout_s:g} s"
     spoke = bool(transport and transport.remote_version)
-    if not spoke and isinstance(error, EOFError | ConnectionError):
+    # paramiko reports both as the same error; only the time tells them apart.
+    if not spoke and took_s < 0.9 * target.timeout_s:
         return CannotLook(
             f"{where} closed the connection before saying anything",
             hint="its sshd may refuse this address (fail2ban, MaxStartups), or still be starting",

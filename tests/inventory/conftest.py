@@ -67,12 +67,12 @@ def client_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def new_sshd(tmp_path: Path, client_key: Path) -> Iterator[Callable[..., Any]]:
+def new_sshd(client_key: Path) -> Iterator[Callable[..., Any]]:
     """Makes SSH servers that accept `client_key`, and ends them."""
     made: list[Any] = []
 
     def make(**options: Any) -> Any:
-        made.append(_module("sshd").Sshd(tmp_path, authorized=client_key.with_suffix(".pub"), **options))
+        made.append(_module("sshd").Sshd(authorized=client_key.with_suffix(".pub"), **options))
         return made[-1]
 
     yield make

@@ -14,17 +14,16 @@ import asyncssh
 
 
 class Sshd:
-    """Up once constructed; `close()` ends it. `root` is the folder that SFTP shows as `/`, if any."""
+    """Up once constructed; `close()` ends it. `chmod_fails`: SFTP behaves as on /etc/pve."""
 
-    def __init__(
-        self, folder: Path, *, authorized: Path, root: Path | None = None, home: Path | None = None
-    ) -> None:
-        self.folder = folder
-        self.key = asyncssh.generate_private_key("ssh-ed25519")
+    def __init__(self, *, authorized: Path, kind: str = "ssh-ed25519", chmod_fails: bool = False) -> None:
+        self.key = asyncssh.generate_private_key(kind)
         self.connections: list[asyncssh.SSHServerConnection] = []
+        self.logins: list[str] = []
+        self.forwarded: list[tuple[str, int]] = []
         self._authorized = str(authorized)
-        self._root = root
-        self._processes: set[int] = set()
+        self._chmod_fails = chmod_fails
+        self._processes: dict[int, asyncio.Task[None] | None] = {}
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
         self._port = 0
@@ -60,13 +59,16 @@ class Sshd:
                 outer.connections.append(conn)
 
             def begin_auth(self, username: str) -> bool:
+                outer.logins.append(username)
                 return True
 
-            def connection_requested(self, *where: Any) -> bool:
+            def connection_requested(self, host: str, port: int, *origin: Any) -> bool:
+                outer.forwarded.append((host, port))
                 return True
 
-        def sftp(channel: Any) -> asyncssh.SFTPServer:
-            return asyncssh.SFTPServer(channel, chroot=str(self._root).encode() if self._root else None)
+        class FixedModes(asyncssh.SFTPServer):
+            def fsetstat(self, file_obj: Any, attrs: asyncssh.SFTPAttrs) -> None:
+                raise PermissionError("Operation not permitted")
 
         self._server = await asyncssh.create_server(
             Server,
@@ -75,7 +77,7 @@ class Sshd:
             server_host_keys=[self.key],
             authorized_client_keys=self._authorized,
             process_factory=self._process,
-            sftp_factory=sftp,
+            sftp_factory=FixedModes if self._chmod_fails else asyncssh.SFTPServer,
             encoding=None,
         )
         self._port = self._server.get_port()
@@ -90,7 +92,7 @@ class Sshd:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        self._processes.add(child.pid)
+        self._processes[child.pid] = asyncio.current_task()
 
         async def feed() -> None:
             assert child.stdin is not None
@@ -114,13 +116,15 @@ class Sshd:
                 process.exit_with_signal(signal.Signals(-rc).name.removeprefix("SIG"), False, "")
             else:
                 process.exit(rc)
-        except (asyncssh.Error, OSError):
+        except (asyncssh.Error, OSError, asyncio.CancelledError):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
         finally:
             feeding.cancel()
-            self._processes.discard(child.pid)
+            self._processes.pop(child.pid)
+            # Else its pipes are closed by the garbage collector, after the loop has ended.
+            child._transport.close()
 
     def drop(self) -> None:
         """Cut all connections without a word, as a power failure does."""
@@ -137,10 +141,18 @@ class Sshd:
 
         async def stop() -> None:
             self._server.close()
+            tasks = [task for task in self._processes.values() if task is not None]
             for pid in list(self._processes):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
-            await asyncio.sleep(0.05)
+            if tasks:
+                _, stuck = await asyncio.wait(tasks, timeout=0.2)
+                for task in stuck:
+                    # Waits for room in a channel that nobody reads any more.
+                    task.cancel()
+                if stuck:
+                    await asyncio.wait(stuck, timeout=3)
+            await asyncio.sleep(0.02)
 
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(stop(), self._loop).result(5)
