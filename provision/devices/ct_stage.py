@@ -211,7 +211,8 @@ def broken(facts: CtView, items: tuple[wanted.Want, ...]) -> dict[str, str]:
 
 def _bad(node: Node, number: tuple[int, int]) -> str:
     if node.kind is not NodeKind.CHAR:
-        return f"{node.path} is {'missing' if node.kind is NodeKind.ABSENT else node.kind} inside"
+        kind = {"absent": "missing", "regular": "a plain file"}.get(node.kind.value, node.kind.value)
+        return f"{node.path} is {kind} inside"
     if node.number != number:
         return f"{node.path} is {node.major}:{node.minor} inside, the driver has {number[0]}:{number[1]}"
     return f"{node.path} gives {node.opened} inside" if node.opened else ""

@@ -97,11 +97,15 @@ def _host(scene: _Scene) -> Iterator[Cause]:
                 f"{driver} is not loaded on the host: it is loaded when first used, not at boot",
                 (f"/proc/devices has no {driver}",),
             )
-    for item in scene.items:
-        if scene.known.number(item, host) is None and item.driver:
-            continue
-        if bad := prepare.wrong(item, scene.known, host, scene.document):
-            yield Cause(CauseId.HOST_NODE, f"on the host {bad}", (str(host.node(item.path)),))
+    broken = [
+        (item, bad)
+        for item in scene.items
+        if (scene.known.number(item, host) is not None or not item.driver)
+        and (bad := prepare.wrong(item, scene.known, host, scene.document))
+    ]
+    for bad in prepare.reasons(broken):
+        evidence = tuple(str(host.node(item.path)) for item, _ in broken)
+        yield Cause(CauseId.HOST_NODE, f"on the host {bad}", evidence)
 
 
 def _configuration(scene: _Scene) -> Iterator[Cause]:
@@ -170,60 +174,75 @@ def _sections(scene: _Scene) -> Iterator[Cause]:
 
 def _inside(scene: _Scene, inside: CtFacts, before: Iterable[Cause]) -> Iterator[Cause]:
     said = {cause.id for cause in before}
-    early: list[str] = []
+    found: dict[CauseId, list[Node]] = {}
     for item in scene.items:
         number = scene.known.number(item, scene.host)
-        node, outside = inside.node(item.path), scene.host.node(item.path)
-        if number is None or outside.kind is not NodeKind.CHAR:
+        if number is None or scene.host.node(item.path).kind is not NodeKind.CHAR:
             continue
-        how = wanted.how_passed(item.path, wanted.passed_paths(scene.document.main))
-        if node.kind in (NodeKind.ABSENT, NodeKind.REGULAR) and how:
-            early.append(item.name)
-            if node.kind is NodeKind.REGULAR:
-                text = f"{item.path} in {scene.name} is a regular file: the mount found no node and made a file"
-                yield Cause(CauseId.REGULAR_FILE, text, (f"{node}",))
-            continue
-        yield from _node(scene, item, node, number, said)
-    if early:
-        yield Cause(
-            CauseId.STARTED_TOO_EARLY,
-            f"{scene.name} was started before {', '.join(early)} existed",
-            _times(scene, early),
-        )
+        node = inside.node(item.path)
+        kind = _fault(node, number)
+        passed = wanted.how_passed(item.path, wanted.passed_paths(scene.document.main))
+        if kind is CauseId.STARTED_TOO_EARLY and not passed:
+            continue  # said already: it isn't passed in
+        if kind is CauseId.DENIED and said & {CauseId.STALE_RULE, CauseId.MISSING_RULE}:
+            continue  # said already: the rule
+        if kind is not None:
+            found.setdefault(kind, []).append(node)
+    for kind, nodes in found.items():
+        yield _told(scene, kind, nodes)
     yield from _libraries(scene, inside)
 
 
-def _times(scene: _Scene, names: Iterable[str]) -> tuple[str, ...]:
+def _fault(node: Node, number: tuple[int, int]) -> CauseId | None:
+    """What kind of thing is wrong with a node inside; None when nothing is, or it could not be looked at."""
+    if node.kind is NodeKind.ABSENT:
+        return CauseId.STARTED_TOO_EARLY
+    if node.kind is NodeKind.UNREADABLE:
+        return None
+    if node.kind is not NodeKind.CHAR:
+        return CauseId.REGULAR_FILE
+    if node.number != number:
+        return CauseId.WRONG_NUMBER
+    return {
+        "EPERM": CauseId.DENIED,
+        "EACCES": CauseId.OWNER_OR_MODE,
+        "EIO": CauseId.GPU_FAULT,
+        "ENODEV": CauseId.GPU_FAULT,
+        "ENXIO": CauseId.GPU_FAULT,
+    }.get(node.opened or "")
+
+
+def _told(scene: _Scene, kind: CauseId, nodes: list[Node]) -> Cause:
+    """One cause for all nodes with the same fault."""
+    name, first = scene.name, nodes[0]
+    which = ", ".join(node.path.removeprefix("/dev/") for node in nodes)
+    verb = "is" if len(nodes) == 1 else "are"
+    early = f"{name} was started before {which} existed on the host"
+    text = {
+        CauseId.STARTED_TOO_EARLY: early,
+        CauseId.REGULAR_FILE: f"{early}: a plain file was left there instead, which opens without an error",
+        CauseId.WRONG_NUMBER: f"{which} in {name} {verb} made for {first.major}, which the driver does not have now",
+        CauseId.DENIED: f"{which} {verb} denied to {name} (EPERM): it was started with other device rules",
+        CauseId.OWNER_OR_MODE: f"EACCES in {scene.kind} {name}: {which} {verb} {first.mode:04o} of "
+        f"{first.uid}:{first.gid}",
+        CauseId.GPU_FAULT: f"{which} {verb} right but opening gives {first.opened}: the GPU is excluded or has failed",
+    }[kind]
+    evidence = [str(node) for node in nodes]
+    if kind in (CauseId.STARTED_TOO_EARLY, CauseId.REGULAR_FILE):
+        evidence += _times(scene, [node.path for node in nodes])
+    if kind is CauseId.OWNER_OR_MODE:
+        evidence.append(inside_map(scene.inside))
+    if kind is CauseId.GPU_FAULT:
+        evidence.append("see `dmesg | grep -i -e xid -e nvrm` on the host")
+    return Cause(kind, text, tuple(evidence))
+
+
+def _times(scene: _Scene, paths: Iterable[str]) -> tuple[str, ...]:
     if scene.started_s is None:
         return ()
     started = scene.started_s
-    made = ((name, scene.host.node(f"/dev/{name}").changed_s) for name in names)
-    return tuple(
-        f"{name} was made {when - started:.0f} s after the container's start"
-        for name, when in made
-        if when > started
-    )
-
-
-def _node(
-    scene: _Scene, item: wanted.Want, node: Node, number: tuple[int, int], said: set[CauseId]
-) -> Iterator[Cause]:
-    name, path = scene.name, item.path
-    if node.kind is not NodeKind.CHAR:
-        if node.kind not in (NodeKind.ABSENT, NodeKind.UNREADABLE):
-            yield Cause(CauseId.REGULAR_FILE, f"in {name} {node}, not a character device")
-    elif node.number != number:
-        text = f"{path} in {name} is {node.major}:{node.minor}, the driver has {number[0]}:{number[1]}"
-        yield Cause(CauseId.WRONG_NUMBER, text)
-    elif node.opened == "EPERM" and not said & {CauseId.STALE_RULE, CauseId.MISSING_RULE}:
-        text = f"{path} is denied to {name} (EPERM); its configuration allows it: that was changed after the start"
-        yield Cause(CauseId.DENIED, text)
-    elif node.opened == "EACCES":
-        text = f"{path} has mode {node.mode:04o} and owner {node.uid}:{node.gid} in {scene.kind} {name}: EACCES"
-        yield Cause(CauseId.OWNER_OR_MODE, text, (inside_map(scene.inside),))
-    elif node.opened in ("EIO", "ENODEV", "ENXIO"):
-        text = f"{path} is right but opening it gives {node.opened}: the GPU is excluded or failed to initialise"
-        yield Cause(CauseId.GPU_FAULT, text, ("see `dmesg | grep -i -e xid -e nvrm` on the host",))
+    made = ((path, scene.host.node(path).changed_s - started) for path in paths)
+    return tuple(f"{path} was made {after:.0f} s after the container's start" for path, after in made if after > 0)
 
 
 def inside_map(inside: CtFacts | None) -> str:

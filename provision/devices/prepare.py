@@ -76,6 +76,15 @@ def wrong(item: wanted.Want, known: wanted.Drivers, host: HostFacts, document: c
     return ""
 
 
+def reasons(broken: Iterable[tuple[wanted.Want, str]]) -> tuple[str, ...]:
+    """What is wrong with several nodes, in as few sentences as it takes."""
+    found = tuple(broken)
+    missing = [item.path for item, bad in found if bad == f"{item.path} is missing"]
+    others = dict.fromkeys(bad for item, bad in found if item.path not in missing)
+    joined = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+    return (*((joined,) if missing else ()), *others)
+
+
 def _shut_out(node: Node, item: wanted.Want, document: conf.Document) -> bool:
     """A node that a mount brings into a user namespace is usable only by what everyone may do."""
     how = wanted.how_passed(item.path, wanted.passed_paths(document.main))
@@ -87,7 +96,7 @@ def _load(options: Argv, why: str) -> Prepare:
 
 
 def _make(driver: str, broken: list[tuple[wanted.Want, str]]) -> list[Prepare]:
-    why = "; ".join(dict.fromkeys(bad for _, bad in broken))
+    why = "; ".join(reasons(broken))
     if driver == "nvidia-uvm":
         return [_load(("-u", "-c", "0"), why)]
     if driver == "nvidia":
@@ -142,7 +151,7 @@ def _no_driver(host: HostFacts) -> GpuctlError:
 
 
 def _no_nodes(host: HostFacts, broken: Iterable[tuple[wanted.Want, str]]) -> GpuctlError:
-    bad = "; ".join(dict.fromkeys(text for _, text in broken))
+    bad = "; ".join(reasons(broken))
     if re.search(r"^ModifyDeviceFiles: 0$", host.params.text, re.MULTILINE):
         return Failed(
             f"{bad}, and the driver is told not to make nodes (ModifyDeviceFiles: 0)",
