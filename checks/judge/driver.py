@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from checks.facts import Facts, ended
+from checks.probes.lines import Reading
 from checks.report import Finding, Status
 
 NVML_CODES: Final = {
@@ -86,70 +87,59 @@ def module(facts: Facts) -> tuple[Finding, ...]:
 
 
 def version(facts: Facts) -> tuple[Finding, ...]:
-    """drv.version: kernel module, NVML and the library files must be one version; also the expected one."""
-    kernel = facts.kernel_driver()
-    library = str(facts.nvml.value("driver") or "")
-    files = facts.devices.value("libraries", otherwise={})
-    init, cuda = facts.nvml.get("init"), facts.cuda.get("init")
-    user = {version for versions in files.values() for version in versions}
-    evidence = tuple(
-        line
-        for line in (
-            kernel and f"kernel module: {kernel}",
-            library and f"NVML: {library}",
-            *(f"{name}: {', '.join(found)}" for name, found in sorted(files.items())),
-            init is not None and init.rc == 18 and "nvmlInit: 18 (driver/library version mismatch)",
-            cuda is not None and cuda.rc == 803 and "cuInit: 803 (system driver mismatch)",
-        )
-        if line
-    )
-    mismatch = (init is not None and init.rc == 18) or (cuda is not None and cuda.rc == 803)
-    if mismatch or (kernel and library and kernel != library) or (kernel and user and kernel not in user):
-        other = (
-            library if library and library != kernel else ", ".join(sorted(user - {kernel})) or "another version"
-        )
-        return (
-            Finding(
-                id="drv.version",
-                status=Status.CRITICAL,
-                summary=f"driver versions differ: kernel module {kernel or 'unknown'}, libraries here {other}",
-                value={"kernel": kernel, "libraries": sorted(user | ({library} if library else set()))},
-                expected=kernel or None,
-                remedy="install the host's driver version here with --no-kernel-module; if the module is older, "
-                "reboot the host. Running services may work until they restart",
-                evidence=evidence,
-            ),
-        )
-    if facts.expect.driver and facts.expect.driver != (kernel or library):
-        summary = f"driver {kernel or library or 'unknown'}, expected {facts.expect.driver}"
-        return (
-            Finding(
-                id="drv.version",
-                status=Status.WARNING,
-                summary=summary,
-                value=kernel or library,
-                expected=facts.expect.driver,
-                evidence=evidence,
-            ),
-        )
-    if not kernel or not (library or user):
-        return (
-            Finding(
-                id="drv.version",
-                status=Status.UNKNOWN,
-                summary="the driver versions cannot be compared",
-                evidence=evidence,
-            ),
-        )
-    return (
-        Finding(
+    """drv.version: kernel module and libraries must be one version; also the expected one."""
+    kernel, library = facts.kernel_driver(), str(facts.nvml.value("driver") or "")
+    user = {name for names in facts.devices.value("libraries", otherwise={}).values() for name in names}
+    evidence = _versions_seen(facts, kernel, library)
+    known, wanted = kernel or library, facts.expect.driver
+    if _mismatch(facts, kernel, library, user):
+        others = sorted((user | {library}) - {kernel, ""})
+        finding = Finding(
             id="drv.version",
-            status=Status.OK,
-            summary=f"driver {kernel} in kernel and libraries",
-            value=kernel,
+            status=Status.CRITICAL,
+            summary=f"driver versions differ: kernel module {kernel or 'unknown'}, "
+            f"libraries here {', '.join(others) or 'another version'}",
+            value={"kernel": kernel, "libraries": sorted(user | {library} - {""})},
+            expected=kernel or None,
+            remedy="install the host's driver version here with --no-kernel-module; if the module is older, "
+            "reboot the host. Running services may work until they restart",
             evidence=evidence,
-        ),
-    )
+        )
+    elif not kernel or not (library or user):
+        words = "the driver versions cannot be compared"
+        finding = Finding(id="drv.version", status=Status.UNKNOWN, summary=words, evidence=evidence)
+    elif wanted and wanted != known:
+        words = f"driver {known}, expected {wanted}"
+        finding = Finding(id="drv.version", status=Status.WARNING, summary=words, value=known, expected=wanted)
+    else:
+        words = f"driver {kernel} in kernel and libraries"
+        finding = Finding(id="drv.version", status=Status.OK, summary=words, value=kernel, evidence=evidence)
+    return (finding,)
+
+
+def _versions_seen(facts: Facts, kernel: str, library: str) -> tuple[str, ...]:
+    files = facts.devices.value("libraries", otherwise={})
+    lines = [
+        f"kernel module: {kernel}" if kernel else "",
+        f"NVML: {library}" if library else "",
+        *(f"{name}: {', '.join(found)}" for name, found in sorted(files.items())),
+        "nvmlInit: 18 (driver/library version mismatch)" if _code(facts.nvml.get("init")) == 18 else "",
+        "cuInit: 803 (system driver mismatch)" if _code(facts.cuda.get("init")) == 803 else "",
+    ]
+    return tuple(line for line in lines if line)
+
+
+def _code(reading: Reading | None) -> int | None:
+    return None if reading is None else reading.rc
+
+
+def _mismatch(facts: Facts, kernel: str, library: str, user: set[str]) -> bool:
+    """Said by a library itself; file names count only while NVML does not start (old files lie about elsewhere)."""
+    if _code(facts.nvml.get("init")) == 18 or _code(facts.cuda.get("init")) == 803:
+        return True
+    if library:
+        return bool(kernel) and library != kernel
+    return bool(kernel and user) and kernel not in user and _code(facts.nvml.get("init")) != 0
 
 
 def nvml_init(facts: Facts) -> tuple[Finding, ...]:
@@ -190,50 +180,32 @@ def cuda_init(facts: Facts) -> tuple[Finding, ...]:
     hang = facts.hang(facts.cuda, None)
     library, reading = facts.cuda.get("library"), facts.cuda.get("init")
     if library is not None and not library.ok:
-        words, remedy = CUDA_CODES[-1]
-        return (
-            Finding(
-                id="cuda.init",
-                status=Status.CRITICAL,
-                summary=f"CUDA does not start: {words}",
-                remedy=remedy,
-                evidence=(library.text,),
-            ),
-        )
+        return (_cuda_failed(CUDA_CODES[-1], library, ""),)
     if reading is None and hang is not None:
-        return (
-            Finding(
-                id="cuda.init",
-                status=Status.CRITICAL,
-                summary=ended(hang),
-                remedy="the driver hangs: look at the host's kernel log",
-            ),
-        )
+        status = Status.UNKNOWN if hang.how == "crashed" and hang.call == "start" else Status.CRITICAL
+        remedy = "the driver hangs: look at the host's kernel log"
+        return (Finding(id="cuda.init", status=status, summary=ended(hang), remedy=remedy),)
     if reading is None:
         return (Finding(id="cuda.init", status=Status.UNKNOWN, summary="CUDA was not tried"),)
-    if reading.ok:
-        number = int(facts.cuda.value("version", otherwise=0) or 0)
-        count = facts.cuda.value("count", otherwise=0)
-        return (
-            Finding(
-                id="cuda.init",
-                status=Status.OK,
-                summary=f"CUDA {number // 1000}.{number % 1000 // 10} starts and lists {count} GPUs",
-                value=0,
-            ),
-        )
-    words, remedy = CUDA_CODES.get(reading.rc, (reading.text, ""))
-    path = str(facts.cuda.value("library") or "")
-    return (
-        Finding(
-            id="cuda.init",
-            status=Status.CRITICAL,
-            summary=f"CUDA does not start: cuInit gives {reading.rc}, {words}",
-            value=reading.rc,
-            expected=0,
-            remedy=remedy,
-            evidence=(reading.text, *((f"library: {path}",) if path else ())),
-        ),
+    if not reading.ok:
+        path = str(facts.cuda.value("library") or "")
+        return (_cuda_failed(CUDA_CODES.get(reading.rc, (reading.text, "")), reading, path),)
+    number = int(facts.cuda.value("version", otherwise=0) or 0)
+    count = facts.cuda.value("count", otherwise=0)
+    words = f"CUDA {number // 1000}.{number % 1000 // 10} starts and lists {count} GPUs"
+    return (Finding(id="cuda.init", status=Status.OK, summary=words, value=0),)
+
+
+def _cuda_failed(said: tuple[str, str], reading: Reading, path: str) -> Finding:
+    code = f"cuInit gives {reading.rc}, " if reading.rc > 0 else ""
+    return Finding(
+        id="cuda.init",
+        status=Status.CRITICAL,
+        summary=f"CUDA does not start: {code}{said[0]}",
+        value=reading.rc if reading.rc > 0 else None,
+        expected=0,
+        remedy=said[1],
+        evidence=(reading.text, *((f"library: {path}",) if path else ())),
     )
 
 

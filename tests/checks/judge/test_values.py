@@ -8,7 +8,7 @@ import pytest
 
 from checks import registry
 from checks.facts import Expect, Facts, kernel_version, majors, short_bus
-from checks.judge import health, machine, memory, nodes
+from checks.judge import driver, health, machine, memory, nodes
 from checks.probes.lines import Ending, Reading, Reads
 from checks.report import Finding, Status
 
@@ -271,3 +271,26 @@ def test_no_check_raises_on_odd_values(check: registry.Check, junk: Any) -> None
 )
 def test_the_user_map_tells_privileged_from_unprivileged(text: str, privileged: bool | None) -> None:
     assert Facts(devices=reads({"uid_map": text})).privileged() is privileged
+
+
+@pytest.mark.parametrize(
+    ("init", "library", "files", "status"),
+    [
+        (0, "595.45.04", [], Status.OK),
+        (0, "595.45.04", ["550.1"], Status.OK),
+        (0, "580.1", [], Status.CRITICAL),
+        (18, "", ["580.1"], Status.CRITICAL),
+        (999, "", ["580.1"], Status.CRITICAL),
+        (999, "", ["580.1", "595.45.04"], Status.OK),
+        (999, "", [], Status.UNKNOWN),
+    ],
+)
+def test_old_library_files_are_blamed_only_while_nvml_does_not_start(
+    init: int, library: str, files: list[str], status: Status
+) -> None:
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.45.04  Tue"
+    facts = Facts(
+        devices=reads({"driver_version": text, "libraries": {"libcuda.so": files}}),
+        nvml=reads({"init": Reading(init)} | ({"driver": library} if library else {})),
+    )
+    assert only(driver.version(facts)).status is status
