@@ -184,6 +184,10 @@ def preview(stages: Iterable[Stage], report: Reporter) -> tuple[Preview, ...]:
                 raise
             later = (f"known only after the steps of stage {pending}: {error.message}",)
             found, plan = (), Plan(later=later)
+        if plan.blocked is not None and pending is not None:
+            # Not blocked for good: the steps before it are there to change just that.
+            reason = f"judged again after the steps of stage {pending}; now: {plan.blocked.message}"
+            plan = Plan(plan.steps, later=(*plan.later, reason), warnings=plan.warnings)
         for phase, lines in (
             (Phase.FOUND, found),
             (Phase.PLANNED, tuple(step.line for step in plan.steps)),
@@ -199,6 +203,6 @@ def preview(stages: Iterable[Stage], report: Reporter) -> tuple[Preview, ...]:
         )
         if plan.steps and pending is None:
             pending = stage.name
-        if plan.blocked is not None and pending is None:
+        if plan.blocked is not None:
             break
     return tuple(previews)

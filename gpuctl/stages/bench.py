@@ -48,7 +48,7 @@ class Measure:
         lengths = ", ".join(str(length) for length in self.max_tokens)
         return (
             f"measure method {self.method}: {', '.join(self.tasks)}, {lengths} tokens, "
-            f"{self.repeats} repeats after the warm-up"
+            f"{self.repeats} repeat{'' if self.repeats == 1 else 's'} after the warm-up"
         )
 
 

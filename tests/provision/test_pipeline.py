@@ -126,6 +126,15 @@ def test_a_preview_says_what_can_be_known_only_after_earlier_steps() -> None:
     assert previews[1].later == ("known only after the steps of stage container: the container is not running",)
 
 
+def test_a_preview_shows_a_stage_as_blocked_only_when_no_step_before_it_could_help() -> None:
+    blocked = Counter(StageName.PREFLIGHT, blocked=Refused("CUDA does not start"))
+    (_, after) = preview((Counter(StageName.HOST, goal=1), blocked), silent)
+    assert after.blocked is None
+    assert after.later == ("judged again after the steps of stage host; now: CUDA does not start",)
+    (alone,) = preview((blocked, Counter(StageName.ENGINE, goal=1)), silent)
+    assert alone.blocked is not None
+
+
 def test_a_preview_of_an_unreadable_machine_is_an_error_not_a_plan() -> None:
     with pytest.raises(CannotLook):
         preview((Counter(StageName.CONNECT, unreadable=True),), silent)
