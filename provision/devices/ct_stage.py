@@ -118,6 +118,9 @@ class ContainerStage:
 
     def _useless(self, facts: CtView, bad: dict[str, str]) -> GpuctlError | None:
         """Why a restart would not help."""
+        hidden = [facts.inside.node(item.path) for item in self._items(facts.host)] if facts.inside else []
+        if unseen := [str(node) for node in hidden if node.kind is NodeKind.UNREADABLE]:
+            return CannotLook(f"in {ct_name(self._vmid)} {'; '.join(unseen)}")
         causes = {cause.id: cause for cause in self._causes(facts)}
         for cause in (diagnose.CauseId.GPU_FAULT, diagnose.CauseId.LIBRARY_VERSION):
             if cause in causes:

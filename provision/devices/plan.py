@@ -53,6 +53,9 @@ def conf_plan(document: conf.Document, host: HostFacts, container: Container) ->
                 f"Proxmox itself can't read {host.conf_path}: {document.fatal}", hint="correct that line by hand"
             )
         )
+    if "lxc" in document.main.values:
+        text = f"{host.conf_path} has a plain `lxc:` line, which makes Proxmox forget all raw lines above it"
+        return ConfPlan(blocked=ConfigError(text, hint="take that line out by hand"))
     goal = wanted.wanted(container, host, document.main)
     absent = [item.name for item in goal.nodes if known.number(item, host) is None]
     if absent:

@@ -46,7 +46,7 @@ def host_plan(host: HostFacts, container: Container, tried: frozenset[Argv] = fr
         return _guarded(host, tried, (_load(("-c", "0"), "the NVIDIA driver is not loaded"),), _no_driver(host))
     document = conf.parse(host.conf.text)
     goal = wanted.wanted(container, host, document.main)
-    if goal.problem and "driver shows" in goal.problem:
+    if goal.too_few:
         return HostPlan(blocked=Failed(goal.problem, hint=goal.hint))
     steps: list[Prepare] = []
     broken = [(item, bad) for item in goal.nodes if (bad := wrong(item, known, host, document))]

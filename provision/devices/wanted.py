@@ -60,6 +60,8 @@ class Wanted:
     nodes: tuple[Want, ...]
     problem: str = ""
     hint: str = ""
+    too_few: bool = False
+    """Whether the problem is that the host's driver shows fewer GPUs than are expected."""
 
 
 def passed_paths(view: conf.View) -> dict[str, str]:
@@ -117,7 +119,7 @@ def wanted(container: Container, host: HostFacts, view: conf.View) -> Wanted:
         hint = "which ones to add is for you to say: name them in `devices.wanted`, for example nvidia0"
         minors = named
     gpus = tuple(want(f"nvidia{minor}") for minor in minors)
-    return Wanted(tuple(dict.fromkeys((*gpus, *extra))), problem, hint)
+    return Wanted(tuple(dict.fromkeys((*gpus, *extra))), problem, hint, bool(there) and count > len(there))
 
 
 def _is_gpu(item: Want) -> bool:

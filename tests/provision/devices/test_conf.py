@@ -209,3 +209,22 @@ def test_edits_leave_every_other_line_as_it_was(data: bytes, words: list[tuple[i
     ]
     inserted = [line for line in done.lines if line.body.rstrip("\r") == "lxc.environment: A=1"]
     assert all(line.section == 0 for line in inserted)
+
+
+def test_a_line_added_to_any_recorded_file_is_all_that_the_parser_sees_differ(
+    conf_vectors: list[dict[str, Any]], recorded: Recorded
+) -> None:
+    for vector in conf_vectors:
+        before = conf.parse(recorded(vector["input"]))
+        after = edits.edit(before, [edits.Insert("lxc.environment", "GPUCTL=1")])
+        assert len(after.sections) == len(before.sections)
+        hidden = vector["name"] == "internal/lxc-key-last"  # a plain `lxc:` line forgets every raw line
+        mine = [] if hidden else [("lxc.environment", "GPUCTL=1")]
+        for old, new in zip(before.views, after.views, strict=True):
+            listed = [(line.key, line.value) for line in new.raw]
+            assert sorted(listed) == sorted([(line.key, line.value) for line in old.raw] + mine), vector["name"]
+            assert (new.values, new.description) == (old.values, old.description)
+            mine = []
+        assert len(after.malformed) == len(before.malformed)
+        gone = after.render().replace(b"lxc.environment: GPUCTL=1", b"", 1).split()
+        assert gone == before.render().split()

@@ -35,7 +35,7 @@ LINES = st.one_of(
     st.builds("dev{}: /dev/{}".format, st.integers(0, 5), NAMES),
     st.sampled_from(
         ["[snap]", "[pve:pending]", "[s]", "# note", "", "oops", "unprivileged: 1", "lxc.cgroup2.devices.allow: a",
-         "lxc.cgroup2.devices.deny: a", "lxc.hook.mount: /x", "memory: 1", "\xff\xfe", "lxc.idmap: u 0 1 2",
+         "lxc.cgroup2.devices.deny: a", "lxc.hook.mount: /x", "memory: 1", "\xff\xfe", "lxc.idmap: u 0 1 2", "lxc: x",
          "delete: dev0"]
     ),
 )  # fmt: skip
@@ -184,6 +184,13 @@ def test_a_file_that_proxmox_cannot_read_is_not_planned(make: Any) -> None:
     made = plan.conf_plan(conf.parse(text), make.host(text), make.container(1))
     assert made.edits == ()
     assert "line 7" in str(made.blocked)
+
+
+def test_a_plain_lxc_line_that_hides_the_raw_ones_is_said(make: Any) -> None:
+    text = make.conf(195, 511) + "lxc: x\n"
+    made = plan.conf_plan(conf.parse(text), make.host(text), make.container(1))
+    assert made.edits == ()
+    assert "plain `lxc:` line" in str(made.blocked)
 
 
 @pytest.mark.parametrize("state", [State.ABSENT, State.UNREADABLE])

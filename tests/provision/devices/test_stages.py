@@ -290,3 +290,14 @@ def test_only_few_round_trips_whatever_the_number_of_gpus(world: Any, make: Any)
     world.begin()
     pipeline.preview(_stages(world, make.container(8)), lambda report: None)
     assert len(world.calls) <= 4
+
+
+def test_a_node_inside_that_cannot_be_looked_at_is_unknown_and_no_reason_to_restart(
+    world: Any, container: Container
+) -> None:
+    _run(world, container)
+    world.calls.clear()
+    world.inside["/dev/nvidia0"] = Node("/dev/nvidia0", NodeKind.UNREADABLE, why="EIO")
+    with pytest.raises(CannotLook, match=r"/dev/nvidia0 is unreadable \(EIO\)"):
+        _run(world, container)
+    assert "shutdown" not in world.calls
