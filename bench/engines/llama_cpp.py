@@ -63,37 +63,47 @@ def launch(engine: Engine, method: Method, tp: int) -> Launch:
     return assemble(engine, method, tp, tuple(argv), ready_path="/health", draft=draft)
 
 
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _first(value: Any) -> Mapping[str, Any]:
+    return _mapping(value[0]) if isinstance(value, list) and value else {}
+
+
 def read_back(bodies: Mapping[str, Any]) -> ReadBack:
     """From /slots, /props and /v1/models.
 
     Only /slots tells the method, and only after a first request; /props says "none" even while
     speculation is on (seen on b11549).
     """
-    slots = bodies.get("slots")
-    slots = slots if isinstance(slots, list) else []
-    props = bodies.get("props") if isinstance(bodies.get("props"), dict) else {}
-    assert isinstance(props, dict)
-    data = bodies.get("models", {}).get("data", []) if isinstance(bodies.get("models"), dict) else []
-    method, native = "", ""
-    first = slots[0] if slots and isinstance(slots[0], dict) else {}
-    params = first.get("params") if isinstance(first.get("params"), dict) else {}
-    if params:
-        native = str(params.get("speculative.types", "none"))
-        on = bool(first.get("speculative")) and native != "none"
-        names = {word: ours for ours, word in SPEC_TYPES.items()}
-        method = str(names.get(native, native)) if on else Method.AUTO.value
-    version = str(props.get("build_info", ""))
-    if version.endswith("-unknown"):
-        # The build inside xllamacpp calls itself b0-unknown.
-        version = ""
+    slot, props = _first(bodies.get("slots")), _mapping(bodies.get("props"))
+    model = _first(_mapping(bodies.get("models")).get("data"))
+    params = _mapping(slot.get("params"))
+    native = str(params.get("speculative.types", "none")) if params else ""
+    method = ""
+    if native:
+        on = bool(slot.get("speculative")) and native != "none"
+        names = {word: ours.value for ours, word in SPEC_TYPES.items()}
+        method = names.get(native, native) if on else Method.AUTO.value
+    context, parallel = slot.get("n_ctx"), props.get("total_slots")
     return ReadBack(
-        version=version,
-        model=str(props.get("model_path") or (data[0].get("id", "") if data else "")),
+        version=_version(props, model),
+        model=str(props.get("model_path") or model.get("id", "")),
         method=method,
         native_method=native,
-        context=int(first["n_ctx"]) if isinstance(first.get("n_ctx"), int) else None,
-        parallel=int(props["total_slots"]) if isinstance(props.get("total_slots"), int) else None,
+        context=context if isinstance(context, int) else None,
+        parallel=parallel if isinstance(parallel, int) else None,
     )
+
+
+def _version(props: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    version = str(props.get("build_info", ""))
+    if version and not version.endswith("-unknown"):
+        return version
+    # The build inside xllamacpp calls itself b0-unknown; our launcher says its version as a tag.
+    tags = [str(tag) for tag in model.get("tags") or ()]
+    return next((tag for tag in tags if tag.startswith("xllamacpp ")), "")
 
 
 def drafts(metrics: Samples) -> Drafts | None:

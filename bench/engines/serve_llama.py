@@ -53,6 +53,8 @@ def configure(flags: argparse.Namespace, xllamacpp: Any) -> Any:
     params.endpoint_metrics = flags.metrics
     params.endpoint_props = flags.props
     params.endpoint_slots = flags.slots
+    # The build calls itself b0-unknown; a tag of /v1/models is how a client learns what serves.
+    params.model_tags = {f"xllamacpp {xllamacpp.__version__}"}
     if flags.alias:
         params.model_alias = {flags.alias}
     if flags.spec_type != "none":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from bench.engines import llama_cpp, serve_llama, sglang, vllm
 from bench.engines.prometheus import parse
 from bench.engines.registry import ADAPTERS, launch
+from inventory import reentry
 from inventory.errors import ConfigError, Refused
 from inventory.launch import HOME, Launch
 from inventory.model import Engine, EngineKind, Method
@@ -175,6 +179,9 @@ def test_llama_tells_its_method_in_slots_only(spec: str, on: bool, method: str) 
     shown = llama_cpp.read_back({"slots": slots(spec, on), "props": props})
     assert (shown.method, shown.native_method, shown.context, shown.parallel) == (method, spec, 4096, 1)
     assert (shown.model, shown.version) == (MODEL, "")
+    models = {"data": [{"id": "x", "tags": ["", "xllamacpp 2026.1"]}]}
+    assert llama_cpp.read_back({"props": props, "models": models}).version == "xllamacpp 2026.1"
+    assert llama_cpp.read_back({"props": {"build_info": "b9000-abc"}}).version == "b9000-abc"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +257,9 @@ def test_sglang_and_llama_counters() -> None:
 
 def test_the_launcher_refuses_a_method_its_build_does_not_know() -> None:
     class Build:
-        class common_speculative_type:
+        __version__ = "1"
+
+        class common_speculative_type:  # noqa: N801 - its name in xllamacpp
             COMMON_SPECULATIVE_TYPE_NGRAM_MOD = 7
 
         class CommonParams:
@@ -264,5 +273,22 @@ def test_the_launcher_refuses_a_method_its_build_does_not_know() -> None:
     argv = ["--model", "m", "--port", "1", "--spec-type"]
     made = serve_llama.configure(serve_llama.parser().parse_args([*argv, "ngram-mod"]), Build)
     assert made.speculative.types == [7]
+    assert made.model_tags == {"xllamacpp 1"}
     with pytest.raises(SystemExit, match="does not know --spec-type draft-new"):
         serve_llama.configure(serve_llama.parser().parse_args([*argv, "draft-new"]), Build)
+
+
+def test_the_launcher_runs_from_inside_a_zip_file(tmp_path: Path) -> None:
+    home = Path(reentry.home())
+    target = tmp_path / "agent.pyz"
+    with zipfile.ZipFile(target, "w") as bundle:
+        for package in ("bench", "inventory"):
+            for path in (home / package).rglob("*.py"):
+                bundle.write(path, str(path.relative_to(home)))
+    made = launch(engine(EngineKind.LLAMA_CPP, venv="/opt/engine"), Method.AUTO, 1)
+    argv = [str(target) if word == HOME else word for word in made.argv[1:]]
+    done = subprocess.run(
+        [sys.executable, *argv, "--help"], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: serve_llama" in done.stdout

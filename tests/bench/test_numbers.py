@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.stats import Spread, spread
@@ -14,6 +14,7 @@ def test_no_values_have_no_median() -> None:
     assert spread([]) is None
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=12))
 def test_the_interval_lies_within_the_values_and_around_the_median(values: list[float]) -> None:
     found = spread(values)

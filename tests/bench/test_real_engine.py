@@ -18,7 +18,8 @@ from inventory.launch import Launch
 from inventory.model import Engine, EngineKind, Method
 from provision.engine import job as engine_job
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+# The default limit is for ordinary tests; a model on a shared core may take its time.
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def ignore(event: Mapping[str, Any]) -> None:
@@ -68,7 +69,7 @@ def bench(launch: Launch, **more: Any) -> dict[str, Any]:
     return bench_job.run(
         {
             "url": launch.url, "kind": launch.kind, "model": launch.model, "method": launch.method,
-            "max_tokens": [16], "repeats": 1, "results": "/var/lib/gpuctl/results", "lab": True,
+            "tasks": ["fib", "json"], "max_tokens": [16], "repeats": 1, "results": "/var/lib/gpuctl/results", "lab": True,
             "boot_id": "0e1f2a3b-boot", "request_timeout_s": 60, **more,
         },
         ignore,
@@ -83,12 +84,12 @@ def test_auto_is_served_measured_and_proven(root: Path, weights: Path) -> None:
     assert found["state"] == "ready"
     assert found["version"].startswith("xllamacpp ")
 
-    data = bench(launch, context={"engine_version": found["version"]})
+    data = bench(launch)
 
     result = Result.from_json(data)
     assert result.lab
     assert result.engine_version == found["version"]
-    assert len(result.good) == 4
+    assert len(result.good) == 2
     for one in result.good:
         sample = one.sample
         assert sample.n_source == "usage"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.sse import MAX_LINE, Parser
@@ -60,6 +60,7 @@ def test_an_event_has_the_time_of_the_read_that_completed_it() -> None:
 STREAM = 'data: {"t":"汉字 é"}\n\n: ping\n\ndata: x\ndata: y\n\ndata: [DONE]\n\n'.encode()
 
 
+@settings(deadline=None)
 @given(
     cuts=st.lists(st.integers(0, len(STREAM) + 12), max_size=12),
     ending=st.sampled_from([b"\n", b"\r\n", b"\r"]),
