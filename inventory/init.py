@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -60,7 +59,7 @@ def write_first_inventory(api: Api, guests: Iterable[Guest]) -> str:
     for guest in listed:
         said = " ".join(f"{guest.name} {guest.status}".split())
         lines.append(f"  ct{guest.vmid}:" + (f"  # {_comment(said)}" if said else ""))
-        lines += [f"    host: {hosts[guest.node]}", f"    vmid: {guest.vmid}"]
+        lines += [f"    host: {_scalar(hosts[guest.node])}", f"    vmid: {guest.vmid}"]
     return "\n".join(lines) + "\n" + (_REST if listed else "")
 
 
@@ -78,7 +77,11 @@ def _scalar(text: str) -> str:
         "k": text
     }:
         return text
-    return json.dumps(text)
+    # Not json.dumps: its escapes beyond U+FFFF come in pairs, which YAML does not join again.
+    escaped = (
+        rf"\U{ord(letter):08x}" if not letter.isprintable() or letter in '"\\' else letter for letter in text
+    )
+    return f'"{"".join(escaped)}"'
 
 
 def _comment(text: str) -> str:
