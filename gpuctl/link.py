@@ -12,9 +12,8 @@ from inventory.machine import Machine, Shell
 from inventory.model import Container, Host, Thresholds
 
 if TYPE_CHECKING:
-    from inventory.proxmox import Guest, ProxmoxApi
-
     from inventory.loader import Loaded
+    from inventory.proxmox import Guest, ProxmoxApi
     from inventory.ssh import SshShell
 
 
