@@ -69,8 +69,8 @@ def bench(launch: Launch, **more: Any) -> dict[str, Any]:
     return bench_job.run(
         {
             "url": launch.url, "kind": launch.kind, "model": launch.model, "method": launch.method,
-            "tasks": ["fib", "json"], "max_tokens": [16], "repeats": 1, "results": "/var/lib/gpuctl/results", "lab": True,
-            "boot_id": "0e1f2a3b-boot", "request_timeout_s": 60, **more,
+            "tasks": ["fib", "json"], "max_tokens": [16], "repeats": 1, "lab": True,
+            "results": "/var/lib/gpuctl/results", "boot_id": "0e1f2a3b-boot", "request_timeout_s": 60, **more,
         },
         ignore,
     )  # fmt: skip
