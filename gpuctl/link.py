@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,12 @@ class Link:
         shell = SshShell.connect(self.container.ssh, base=self.base)
         self._open.append(shell)
         return RemoteMachine(shell, build)
+
+    def exclusive(self, command: str) -> AbstractContextManager[None]:
+        """One changing command per container at a time."""
+        from gpuctl.lock import exclusive
+
+        return exclusive(self.name, f"{command} {self.name}", place=self.host_entry.api.url)
 
     def close(self) -> None:
         """Close what was opened."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -14,11 +15,15 @@ from inventory.errors import Refused
 
 
 @contextmanager
-def exclusive(name: str, command: str) -> Iterator[None]:
-    """Hold the lock of container `name`; `Refused` tells who holds it."""
+def exclusive(name: str, command: str, *, place: str = "") -> Iterator[None]:
+    """Hold the lock of container `name`; `Refused` tells who holds it.
+
+    `place` tells containers of one name apart (another cluster's ct200): the API's address.
+    """
     where = dirs.state() / "locks"
     where.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(where / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}.lock" if place else f"{name}.lock"
+    fd = os.open(where / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -52,7 +52,6 @@ def bench(
     """See the command's help."""
     from bench.summary import line, table
     from gpuctl.link import Link
-    from gpuctl.lock import exclusive
     from gpuctl.recovery import launch_of
     from gpuctl.stages.bench import BenchStage
     from gpuctl.story import Story
@@ -60,7 +59,7 @@ def bench(
     from provision.pipeline import run
 
     loaded = options.loaded(inventory)
-    with Link(loaded, options.pick(loaded, ct)) as link, exclusive(link.name, f"bench {link.name}"):
+    with Link(loaded, options.pick(loaded, ct)) as link, link.exclusive("bench"):
         plan = link.container.bench
         plan = dataclasses.replace(
             plan,

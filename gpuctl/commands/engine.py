@@ -44,14 +44,13 @@ def _method_option(command: click.decorators.FC) -> click.decorators.FC:
 def start(ct: str | None, inventory: tuple[Path, ...], method: str, tp: int | None, quiet: bool) -> int:
     """Stage `engine` of a recovery, for any method."""
     from gpuctl.link import Link
-    from gpuctl.lock import exclusive
     from gpuctl.recovery import launch_of
     from gpuctl.story import Story
     from provision.engine.stage import EngineStage
     from provision.pipeline import run
 
     loaded = options.loaded(inventory)
-    with Link(loaded, options.pick(loaded, ct)) as link, exclusive(link.name, f"engine start {link.name}"):
+    with Link(loaded, options.pick(loaded, ct)) as link, link.exclusive("engine start"):
         story = Story(quiet=quiet)
         outcome = run((EngineStage(link.ct, launch_of(link, Method(method), tp)),), story.report, story.emit)[0]
     for line in outcome.found:
@@ -65,11 +64,10 @@ def start(ct: str | None, inventory: tuple[Path, ...], method: str, tp: int | No
 def stop(ct: str | None, inventory: tuple[Path, ...]) -> int:
     """Ends the engine that gpuctl started."""
     from gpuctl.link import Link
-    from gpuctl.lock import exclusive
     from gpuctl.recovery import launch_of
 
     loaded = options.loaded(inventory)
-    with Link(loaded, options.pick(loaded, ct)) as link, exclusive(link.name, f"engine stop {link.name}"):
+    with Link(loaded, options.pick(loaded, ct)) as link, link.exclusive("engine stop"):
         answer = link.ct.call("engine.stop", {"launch": launch_of(link).to_json(env=False)}, timeout_s=120)
     stopped = bool(answer.get("stopped"))
     click.echo(f"{link.name}: engine stopped" if stopped else f"{link.name}: no engine of gpuctl was running")

@@ -34,7 +34,6 @@ _dir_option = click.option(
     Examples:
       gpuctl lab up                   start it; writes .lab/gpuctl.yaml
       gpuctl lab reboot               what a host reboot does to GPUs, weights and containers
-      gpuctl --help
       gpuctl recover ct200 --inventory .lab/gpuctl.yaml
       gpuctl lab down --purge         stop it and remove its folder
     """
@@ -181,5 +180,5 @@ def _say(place: LabDir, info: LabInfo) -> None:
         ("inventory", str(place.inventory)),
         ("next", f"gpuctl recover ct200 --inventory {place.inventory}"),
     )
-    for name, text in lines:
+    for name, text in (*lines, *(("note", note) for note in info.notes)):
         click.echo(f"  {name:<12} {text}")

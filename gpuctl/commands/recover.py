@@ -91,13 +91,12 @@ def _preview(link: Any, names: tuple[StageName, ...], wait_s: float, *, as_json:
 def _run(link: Any, names: tuple[StageName, ...], wait_s: float, *, yes: bool, as_json: bool, quiet: bool) -> int:
     from gpuctl import journal as diary
     from gpuctl import recovery
-    from gpuctl.lock import exclusive
     from gpuctl.story import Story
     from provision.pipeline import run
 
     story = Story(quiet=quiet)
     began = time.monotonic()
-    with exclusive(link.name, f"recover {link.name}"):
+    with link.exclusive("recover"):
         before = diary.earlier(link.name)
         if before and not before.finished:
             story.say(

@@ -44,7 +44,6 @@ def stage(
     if one["repo"]:
         return _run(_single(one), "this machine", dry_run=dry_run, as_json=as_json, quiet=quiet)
     from gpuctl.link import Link
-    from gpuctl.lock import exclusive
     from gpuctl.recovery import weights_stage
 
     loaded = options.loaded(inventory)
@@ -55,7 +54,7 @@ def stage(
                 f"{link.name} has no weights in the inventory",
                 hint=f"add containers.{link.name}.weights, or give --repo and --to",
             )
-        with exclusive(link.name, f"stage {link.name}"):
+        with link.exclusive("stage"):
             return _run(made, link.name, dry_run=dry_run, as_json=as_json, quiet=quiet)
 
 
