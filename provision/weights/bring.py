@@ -219,7 +219,8 @@ class Bringer:
         commit = self._plan.listing.commit
         manifest = Manifest(wanted.repo, wanted.revision, commit, wanted.include, wanted.exclude, files, now, now)
         write_json(folder / MARKER, manifest.to_json())
-        folder.chmod(0o755)
+        for root, _, _ in os.walk(folder):
+            Path(root).chmod(0o755)
         self._staging.publish()
         now_timed = retimed(self._target, manifest)
         if now_timed != manifest:

@@ -52,6 +52,7 @@ class Fetch:
         self._meter = meter
         self._digest = Digest(file)
         self._best = 0
+        self._senseless_answers = 0
 
     def run(self) -> Digest:
         """Returns when all bytes are there and right.
@@ -120,29 +121,42 @@ class Fetch:
         return headers
 
     def _check(self, response: httpx2.Response, start: int) -> None:
-        """Make the sink's length and the answer's first byte agree, or raise."""
+        """Make the sink's length and the answer's first byte agree, or raise.
+
+        What has arrived is thrown away only for a whole file that is about to come, or at the second
+        senseless answer in a row: one hiccup must not cost gigabytes.
+        """
         status, size = response.status_code, self._file.size
         if status == 416:
-            self._restart()
-            raise self._passing("the server refuses to go on where the last run stopped (416)")
+            raise self._senseless("the server refuses to go on where the last run stopped (416)")
         if status not in (200, 206):
             with suppress(Exception):
                 response.read()
             raise self._hub.refusal(response)
         if status == 206:
-            given = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
+            said = response.headers.get("Content-Range", "")
+            given = _CONTENT_RANGE.match(said)
             if not start or not given or int(given[1]) != start or given[3] not in ("*", str(size)):
-                said = response.headers.get("Content-Range", "nothing")
+                raise self._senseless(f"asked for bytes from {start} of {size}, the server answered {said!r}")
+        else:
+            self._check_whole(response)
+            if start:
                 self._restart()
-                raise self._passing(f"asked for bytes from {start} of {size}, the server answered {said!r}")
-        elif start:
+        self._senseless_answers = 0
+
+    def _check_whole(self, response: httpx2.Response) -> None:
+        """A 200 must announce this file, not a login page."""
+        length, kind = response.headers.get("Content-Length", ""), response.headers.get("Content-Type", "")
+        page = kind.startswith("text/html") and not self._file.path.endswith((".html", ".htm"))
+        sized = length.isdigit() and not response.headers.get("Content-Encoding")
+        if page or (sized and int(length) != self._file.size):
+            raise self._passing(f"the server sends {length} bytes of {kind} instead of {self._file.size}")
+
+    def _senseless(self, reason: str) -> Passing:
+        self._senseless_answers += 1
+        if self._senseless_answers > 1:
             self._restart()
-            start = 0
-        length = response.headers.get("Content-Length", "")
-        if length.isdigit() and not response.headers.get("Content-Encoding") and int(length) != size - start:
-            kind = response.headers.get("Content-Type", "unknown type")
-            self._restart()
-            raise self._passing(f"the server sends {length} bytes of {kind} instead of {size - start}")
+        return self._passing(reason)
 
     def _remember(self, response: httpx2.Response) -> None:
         state = {"etag": response.headers.get("ETag", ""), "size": self._file.size, "commit": self._commit}

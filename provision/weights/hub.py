@@ -168,11 +168,11 @@ class Hub:
         code = response.headers.get("X-Error-Code", "")
         said = response.headers.get("X-Error-Message", "") or f"HTTP status {status}"
         if status in PASSING_STATUS:
+            asked = retry_after_s(response.headers.get("Retry-After"))
             final = CannotLook(
                 f"{repo}: the Hub at {self.endpoint} keeps answering with HTTP status {status}",
-                hint="it is overloaded or down; run again later",
+                hint=f"it asks to wait {asked:.0f} s" if asked else "it is overloaded or down; run again later",
             )
-            asked = retry_after_s(response.headers.get("Retry-After"))
             return Passing(f"{self.endpoint} answered {status}", final, retry_after_s=asked)
         if code == "GatedRepo":
             return self._gated()

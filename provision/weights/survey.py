@@ -17,6 +17,9 @@ from provision.weights.names import COMMIT, select
 from provision.weights.place import Staging, used
 from provision.weights.verify import Inspection
 
+_PAGE = 4096
+"""A file in memory takes whole pages."""
+
 
 class Origin(StrEnum):
     """Where a file of the selection comes from."""
@@ -85,9 +88,10 @@ def check_places(wanted: Wanted) -> tuple[str, ...]:
                 f"{wanted.repo}: the cache folder {wanted.cache} lies in memory and would be gone after a reboot",
                 hint="put it on a disk, or leave cache: out",
             )
-    if room.look(wanted.to).in_memory is False:
+    here = room.look(wanted.to)
+    if here.in_memory is False:
         return (f"{wanted.to} is not in memory: the engine will read from a disk",)
-    return ()
+    return here.unknown
 
 
 def known_listing(wanted: Wanted, found: Inspection) -> Listing | None:
@@ -125,7 +129,7 @@ def _item(file: RemoteFile, found: Inspection, staging: Staging, cache: Cache | 
     if there.is_file() and not there.is_symlink() and there.stat().st_size == file.size:
         return Item(file, Origin.STAGED)
     part = part_of(staging, file)
-    need = max(0, file.size - used(part))
+    need = max(0, -(-file.size // _PAGE) * _PAGE - used(part))
     if cache is not None and cache.has(file):
         return Item(file, Origin.CACHE, need)
     half = cache.part(file) if cache is not None else part

@@ -67,6 +67,8 @@ class Fault:
     route: Route = Route.FILE
     times: int | None = 1
     """How many answers are hit; None: all."""
+    skip: int = 0
+    """How many answers are spared first."""
     at: int = 0
     status: int = 503
     retry_after: str = ""
@@ -92,20 +94,27 @@ class Faults:
     def peek(self, route: Route, path: str, *kinds: FaultKind) -> Fault | None:
         """The first fault of `kinds` in force here, not used up by looking."""
         with self._lock:
-            return self._find(route, path, kinds)
+            return next((fault for fault in self._matching(route, path, kinds) if not fault.skip), None)
 
     def take(self, route: Route, path: str, *kinds: FaultKind) -> Fault | None:
         """The first fault of `kinds` in force here; counts one use."""
         with self._lock:
-            found = self._find(route, path, kinds)
-            if found is not None and found.times is not None:
-                index = self._faults.index(found)
-                self._faults[index] = replace(found, times=found.times - 1)
-            return found
-
-    def _find(self, route: Route, path: str, kinds: tuple[FaultKind, ...]) -> Fault | None:
-        for fault in self._faults:
-            live = fault.times is None or fault.times > 0
-            if live and fault.kind in kinds and fault.route is route and fnmatch.fnmatchcase(path, fault.path):
+            for fault in self._matching(route, path, kinds):
+                index = self._faults.index(fault)
+                if fault.skip:
+                    self._faults[index] = replace(fault, skip=fault.skip - 1)
+                    continue
+                if fault.times is not None:
+                    self._faults[index] = replace(fault, times=fault.times - 1)
                 return fault
-        return None
+            return None
+
+    def _matching(self, route: Route, path: str, kinds: tuple[FaultKind, ...]) -> list[Fault]:
+        return [
+            fault
+            for fault in self._faults
+            if fault.kind in kinds
+            and fault.route is route
+            and (fault.times is None or fault.times > 0)
+            and fnmatch.fnmatchcase(path, fault.path)
+        ]

@@ -15,7 +15,7 @@ from gpuctl.lab.hub.sample import NAME, TINY
 from provision.weights.job import stage, status
 from provision.weights.patience import Patience
 
-QUICK = Patience(tries=3, first_wait_s=0.01, max_wait_s=0.05, connect_s=2.0, stall_s=0.6, retry_after_max_s=5.0)
+QUICK = Patience(tries=4, first_wait_s=0.01, max_wait_s=0.05, connect_s=2.0, stall_s=0.6, retry_after_max_s=5.0)
 
 
 @dataclass

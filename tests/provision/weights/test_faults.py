@@ -26,10 +26,19 @@ SURVIVED = {
     "range ignored on resume": [Fault(FaultKind.CLOSE, FIRST, at=HALF), Fault(FaultKind.IGNORE_RANGE, FIRST)],
     "206 from another offset": [Fault(FaultKind.CLOSE, FIRST, at=HALF), Fault(FaultKind.WRONG_OFFSET, FIRST)],
     "206 with bytes from elsewhere": [Fault(FaultKind.CLOSE, FIRST, at=HALF), Fault(FaultKind.WRONG_BYTES, FIRST)],
-    "416 on resume": [Fault(FaultKind.CLOSE, FIRST, at=HALF), Fault(FaultKind.STATUS, FIRST, status=416)],
+    "416 on resume": [Fault(FaultKind.CLOSE, FIRST, at=HALF), Fault(FaultKind.STATUS, FIRST, status=416, skip=1)],
     "short body": [Fault(FaultKind.SHORT, FIRST, at=10)],
     "long body": [Fault(FaultKind.LONG, FIRST, at=10)],
+    "416 again and again": [
+        Fault(FaultKind.CLOSE, FIRST, at=HALF),
+        Fault(FaultKind.STATUS, FIRST, status=416, times=2, skip=1),
+    ],
+    "206 from another offset again and again": [
+        Fault(FaultKind.CLOSE, FIRST, at=HALF),
+        Fault(FaultKind.WRONG_OFFSET, FIRST, times=2),
+    ],
     "a login page": [Fault(FaultKind.HTML, FIRST)],
+    "a login page on the resume": [Fault(FaultKind.CLOSE, FIRST, at=HALF), Fault(FaultKind.HTML, FIRST, skip=1)],
     "flipped bit in a shard": [Fault(FaultKind.FLIP, FIRST, at=HALF)],
     "flipped bit in config.json": [Fault(FaultKind.FLIP, "config.json", at=3)],
     "another etag on every answer": [
@@ -44,7 +53,10 @@ SURVIVED = {
     "429 on a file": [Fault(FaultKind.STATUS, FIRST, status=429, retry_after="0")],
     "429 on the revision": [Fault(FaultKind.STATUS, NAME, route=Route.INFO, status=429, retry_after="0")],
     "503 on a file": [Fault(FaultKind.STATUS, FIRST, status=503)],
-    "503 on the resume": [Fault(FaultKind.CLOSE, FIRST, at=HALF), Fault(FaultKind.STATUS, FIRST, status=503)],
+    "503 on the resume": [
+        Fault(FaultKind.CLOSE, FIRST, at=HALF),
+        Fault(FaultKind.STATUS, FIRST, status=503, skip=1),
+    ],
     "500 on the revision": [Fault(FaultKind.STATUS, NAME, route=Route.INFO, status=500)],
     "a stall": [Fault(FaultKind.STALL, FIRST, at=HALF, seconds=1.5)],
     "chunked without length": [Fault(FaultKind.CHUNKED, FIRST)],
@@ -153,6 +165,23 @@ def test_a_resume_asks_for_the_rest_only(bench: Bench) -> None:
     bench.fault(Fault(FaultKind.CLOSE, FIRST, at=HALF))
     bench.stage()
     assert bench.gets(FIRST) == ["", f"bytes={HALF}-"]
+
+
+@pytest.mark.parametrize(
+    "hiccup",
+    [
+        Fault(FaultKind.HTML, FIRST, skip=1),
+        Fault(FaultKind.STATUS, FIRST, status=416, skip=1),
+        Fault(FaultKind.WRONG_OFFSET, FIRST),
+        Fault(FaultKind.STATUS, FIRST, status=503, skip=1),
+        Fault(FaultKind.RESET, FIRST),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.status}",
+)
+def test_one_hiccup_on_the_resume_does_not_cost_what_has_arrived(bench: Bench, hiccup: Fault) -> None:
+    bench.fault(Fault(FaultKind.CLOSE, FIRST, at=HALF), hiccup)
+    bench.stage()
+    assert bench.gets(FIRST) == ["", f"bytes={HALF}-", f"bytes={HALF}-"]
 
 
 def test_a_flipped_bit_is_said_and_only_that_file_is_fetched_again(bench: Bench) -> None:
