@@ -211,6 +211,7 @@ class ProxmoxApi:
         self, node: str, vmid: int, action: str, wanted: str, timeout_s: float, **form: Any
     ) -> tuple[str, ...]:
         what = f"container {vmid} on {node}: {action} failed"
+        so_already = (f"CT {vmid} already running", f"CT {vmid} not running")
         deadline = Deadline.after(timeout_s)
         since_s = self._wire.server_time_s()
         try:
@@ -221,12 +222,12 @@ class ProxmoxApi:
                 return ()
             upid = found
         except ApiFault as fault:
-            if fault.text in (f"CT {vmid} already running", f"CT {vmid} not running"):
+            if fault.text in so_already:
                 return ()
             if fault.status == 403:
                 raise Refused(fault.message, hint=fault.hint) from None
             raise proxmox_task.failure(what, fault.text) from None
-        warnings = proxmox_task.wait(self._wire, node, upid, what, deadline)
+        warnings = proxmox_task.wait(self._wire, node, upid, what, deadline, harmless=so_already)
         self._until(node, vmid, wanted, action, deadline)
         return warnings
 

@@ -33,8 +33,13 @@ class Deadline:
         return time.monotonic() > self.at
 
 
-def wait(wire: Wire, node: str, upid: str, what: str, deadline: Deadline) -> tuple[str, ...]:
-    """Poll until the task ends; its warnings. Raises by its exit status: a failed task is a 200 for HTTP."""
+def wait(
+    wire: Wire, node: str, upid: str, what: str, deadline: Deadline, *, harmless: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Poll until the task ends; its warnings. Raises by its exit status: a failed task is a 200 for HTTP.
+
+    `harmless`: exit statuses that mean that someone else has just done the same.
+    """
     pause_s, began = 0.1, time.monotonic()
     while True:
         try:
@@ -44,7 +49,8 @@ def wait(wire: Wire, node: str, upid: str, what: str, deadline: Deadline) -> tup
                 raise
             status = {"status": "running"}
         if status.get("status") == "stopped":
-            return _judge(wire, node, upid, what, str(status.get("exitstatus", "")))
+            exitstatus = str(status.get("exitstatus", ""))
+            return () if exitstatus in harmless else _judge(wire, node, upid, what, exitstatus)
         if deadline.over():
             raise CannotLook(
                 f"{what}: the task did not end within {deadline.limit_s:g} s",

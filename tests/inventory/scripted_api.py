@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 RECORDED = {
-    entry["name"]: entry
-    for line in (Path(__file__).parent / "data" / "pve-exchanges.jsonl").read_text().splitlines()
+    entry["name"]: entry["response"]
+    for line in (Path(__file__).parents[1] / "data" / "pve" / "api-transcripts.jsonl").read_text().splitlines()
     for entry in [json.loads(line)]
 }
 
