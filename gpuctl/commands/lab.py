@@ -9,6 +9,7 @@ import click
 
 from gpuctl import options
 from gpuctl.answer import print_json
+from gpuctl.cli import EXIT_CODES
 from inventory.errors import Exit
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def lab() -> None:
     Examples:
       gpuctl lab up
       gpuctl lab up --dir /tmp/lab2 --json
-    """
+    """,
+    epilog=EXIT_CODES,
 )
 @_dir_option
 @options.json_option
@@ -80,7 +82,8 @@ def up(folder: Path, as_json: bool, quiet: bool) -> int:
     \b
     Examples:
       gpuctl lab reboot && gpuctl recover ct200
-    """
+    """,
+    epilog=EXIT_CODES,
 )
 @_dir_option
 @options.json_option
@@ -105,7 +108,8 @@ def reboot(folder: Path, as_json: bool, quiet: bool) -> int:
     Examples:
       gpuctl lab status
       gpuctl lab status --json
-    """
+    """,
+    epilog=EXIT_CODES,
 )
 @_dir_option
 @options.json_option
@@ -139,7 +143,8 @@ def status(folder: Path, as_json: bool, quiet: bool) -> int:
     Examples:
       gpuctl lab down
       gpuctl lab down --purge     also removes the folder: keys, configuration, results, cached weights
-    """
+    """,
+    epilog=EXIT_CODES,
 )
 @_dir_option
 @click.option("--purge", is_flag=True, help="Remove the folder too.")

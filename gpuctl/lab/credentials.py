@@ -6,12 +6,15 @@ import datetime
 import hashlib
 import ipaddress
 import secrets
+import uuid
 from typing import TYPE_CHECKING
 
 from gpuctl.lab.state import LabDir, write_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
+
+    from gpuctl.lab.pve.auth import Users
 
 
 def ensure(lab: LabDir) -> None:
@@ -24,6 +27,22 @@ def ensure(lab: LabDir) -> None:
     if not lab.password.exists():
         lab.password.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_file(lab.password, (secrets.token_urlsafe(18) + "\n").encode(), mode=0o600)
+    if not lab.api_token.exists():
+        write_file(lab.api_token, f"{uuid.uuid4()}\n".encode(), mode=0o600)
+
+
+def users(lab: LabDir) -> Users:
+    """Who may use the API: root@pam with the password, and gpuctl@pve with a token that can look, start and stop."""
+    from gpuctl.lab.pve.auth import Grant, Token, User, Users
+
+    token = Token(secret=lab.api_token.read_text().strip(), privsep=False)
+    return Users(
+        {
+            "root@pam": User(password=lab.password.read_text().strip()),
+            "gpuctl@pve": User(tokens={"lab": token}),
+        },
+        (Grant("/", "gpuctl@pve", frozenset({"VM.Audit", "VM.PowerMgmt", "Sys.Audit"})),),
+    )
 
 
 def write_known_hosts(lab: LabDir, port: int) -> None:

@@ -23,11 +23,11 @@ from gpuctl.lab.ssh import SshServer
 from gpuctl.lab.state import VMID, LabDir, LabInfo, open_dir, read_info, write_json
 
 if TYPE_CHECKING:
-    from gpuctl.lab.hub import RunningHub
+    from gpuctl.lab.hub import HubRepo, RunningHub
     from gpuctl.lab.pve.auth import Authority
     from gpuctl.lab.pve.server import RunningServer
 
-PORTS: Final = {"api": 18006, "ssh": 18022, "hub": 18080}
+PORTS: Final = {"api": 18006, "ssh": 18022, "hub": 18080, "engine": 18200}
 """Ports of a lab's first start; another free one is taken where one is in use, and kept from then on."""
 _STARTALL_LIMIT_S: Final = 30.0
 _log = logging.getLogger(__name__)
@@ -42,15 +42,18 @@ class Daemon:
         self._lock = threading.Lock()
         self._stopping = asyncio.Event()
         before = read_info(lab)
-        wanted = before.ports if before else first_ports
+        wanted = first_ports | (before.ports if before else {})
         self._ports = {name: port if _free(port) else 0 for name, port in wanted.items()}
+        # Nothing of ours listens there; only the inventory must name a port that is free.
+        self._ports["engine"] = self._ports["engine"] or _any_port()
+        self._notes: list[str] = []
         self.fresh = not lab.kernel.exists()
         token = before.token if before else secrets.token_hex(16)
-        isolation = namespaces.isolation(os.environ)
+        isolation, chosen = namespaces.isolation(os.environ), "GPUCTL_LAB_ISOLATION" in os.environ
         self.kernel = Kernel(lab.kernel, lab.host_rootfs, {VMID: lab.ct_rootfs()}, token)
         rootfs.install(lab, self.kernel.token)
         credentials.ensure(lab)
-        self.node = Node(lab, self.kernel, isolation)
+        self.node = Node(lab, self.kernel, isolation, may_fall_back=not chosen)
         self._ssh = SshServer(lab, self.node)
         self._api: RunningServer | None = None
         self._authority: Authority | None = None
@@ -105,17 +108,18 @@ class Daemon:
             token=self.kernel.token,
             fingerprint=credentials.fingerprint(self.lab),
             dir=str(self.lab.root),
-            pids=self.node.pids(),
+            pids=self.node.pids() if running else {},
+            notes=self._notes,
         )
         inventory_file.write(self.lab, info)
         write_json(self.lab.info, info.to_json())
 
     def _start_api(self) -> None:
-        from gpuctl.lab.pve.auth import User, Users
         from gpuctl.lab.pve.server import serve
 
-        users = Users({"root@pam": User(password=self.lab.password.read_text().strip())})
-        self._api = serve(self.node, port=self._ports["api"], cert=self.lab.cert, key=self.lab.key, users=users)
+        lab = self.lab
+        users = credentials.users(lab)
+        self._api = serve(self.node, port=self._ports["api"], cert=lab.cert, key=lab.key, users=users)
         if self._authority is not None:
             # The key that signs tickets lies on disk: a ticket is still good after a reboot.
             self._api.site.authority = self._authority
@@ -130,12 +134,20 @@ class Daemon:
     def _start_hub(self) -> None:
         from gpuctl.lab.hub import serve, smollm2_repo
 
-        self._hub = serve((smollm2_repo(),), port=self._ports["hub"])
+        try:
+            repos: tuple[HubRepo, ...] = (smollm2_repo(),)
+        except FileNotFoundError as error:
+            repos = ()
+            self._notes.append(f"the Hub is empty: {error}")
+        self._hub = serve(repos, port=self._ports["hub"])
         self._ports["hub"] = self._hub.port
 
     def _handle(self, call: Call) -> int:
         if call.program == "lab-reboot":
             return self._reboot()
+        if call.program == "reboot":
+            threading.Thread(target=self._reboot, name="reboot", daemon=True).start()
+            return 0
         return programs.run(call, self.node)
 
     def _reboot(self) -> int:
@@ -189,6 +201,12 @@ def main(argv: list[str]) -> int:
 
 async def _run(lab: LabDir, ports: dict[str, int]) -> None:
     await Daemon(lab, asyncio.get_running_loop(), first_ports=ports).run()
+
+
+def _any_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _free(port: int) -> bool:

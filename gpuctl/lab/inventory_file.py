@@ -27,4 +27,5 @@ def fill(text: str, info: LabInfo) -> str:
     text = text.replace("https://127.0.0.1:18006", f"https://127.0.0.1:{ports['api']}")
     text = text.replace("port: 18022", f"port: {ports['ssh']}")
     text = text.replace("http://127.0.0.1:18080", f"http://127.0.0.1:{ports['hub']}")
+    text = text.replace("port: 18200", f"port: {ports['engine']}")
     return _FINGERPRINT.sub(info.fingerprint, text)

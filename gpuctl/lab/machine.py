@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -19,6 +20,9 @@ from gpuctl.lab.pve.fault import Fault
 from gpuctl.lab.pve.guest import Guests
 from gpuctl.lab.pve.store import Store
 from gpuctl.lab.state import NODE, VMID, LabDir
+from inventory.errors import Failed
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -34,10 +38,13 @@ class Node:
     node = NODE
     read_only = False
 
-    def __init__(self, lab: LabDir, kernel: Kernel, isolation: str, *, shm_mib: int = 512) -> None:
+    def __init__(
+        self, lab: LabDir, kernel: Kernel, isolation: str, *, shm_mib: int = 512, may_fall_back: bool = False
+    ) -> None:
         self.lab = lab
         self.kernel = kernel
         self.isolation = isolation
+        self._may_fall_back = may_fall_back
         self._shm_mib = shm_mib
         self._host: namespaces.View | None = None
         self._machines = {VMID: _Guest()}
@@ -86,7 +93,15 @@ class Node:
         self.lock_dir.mkdir(parents=True)
         self.kernel.boot()
         blueprint = self._blueprint(NODE, self.lab.host_rootfs, self._shm_mib, rootfs.binds(container=False))
-        self._host = namespaces.start(self.isolation, blueprint)
+        try:
+            self._host = namespaces.start(self.isolation, blueprint)
+        except Failed as error:
+            if self.isolation != "namespaces" or not self._may_fall_back:
+                raise
+            # The probe passed, yet this kernel refuses one of the mounts: better a lab without walls than none.
+            _log.warning("%s; going on without namespaces", error)
+            self.isolation = "plain"
+            self._host = namespaces.start(self.isolation, blueprint)
 
     def power_off(self) -> None:
         """Kill containers and host, as a power cut does."""
@@ -165,8 +180,7 @@ class Node:
             conf, folder = self._load(vmid), self.lab.ct_rootfs(vmid)
             entries = self.guests.devices(conf)
             shm_mib, binds = container.prepare(conf, entries, self.lab.host_rootfs, folder, log)
-            if self.isolation == "plain":
-                rootfs.link_engine(folder)
+            rootfs.place_engine(folder, self.isolation)
             blueprint = self._blueprint(
                 f"ct{vmid}", folder, shm_mib or self._shm_mib, rootfs.binds(container=True), binds
             )

@@ -14,7 +14,7 @@ from gpuctl.lab import kernel, namespaces
 from gpuctl.lab.blueprint import SITE
 from gpuctl.lab.state import NODE, VMID, LabDir
 
-_PROGRAMS: Final = ("pct", "nvidia-modprobe", "modprobe", "lsmod", "pveversion")
+_PROGRAMS: Final = ("pct", "nvidia-modprobe", "modprobe", "lsmod", "pveversion", "reboot")
 _PACKAGES: Final = ("gpuctl", "provision", "checks", "bench", "inventory")
 _PASSWD: Final = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
 _RELEASE: Final = (
@@ -71,7 +71,6 @@ def install(lab: LabDir, token: str) -> None:
         conf.write_text(container_conf())
         conf.chmod(0o640)
     (host / "run/lock/lxc").mkdir(parents=True, exist_ok=True)
-    _install_engine(lab.ct_rootfs())
 
 
 def _install_machine(rootfs: Path, name: str, token: str) -> None:
@@ -115,20 +114,15 @@ def _install_tools(rootfs: Path, *, host: bool) -> None:
         _link(folder / name, "client.py")
 
 
-def _install_engine(ct: Path) -> None:
-    """/opt/engine: in namespaces a mount point, in plain mode a link to this virtual environment."""
+def place_engine(ct: Path, isolation: str) -> None:
+    """/opt/engine: in namespaces a mount point, in plain mode a link to the virtual environment this runs from."""
     place = ct / "opt/engine"
-    if place.is_symlink() or place.is_dir():
+    if isolation == "plain":
+        _link(place, sys.prefix)
         return
-    place.mkdir(parents=True)
-
-
-def link_engine(ct: Path) -> None:
-    """Plain mode: /opt/engine becomes a link to the virtual environment this runs from."""
-    place = ct / "opt/engine"
-    if place.is_dir() and not place.is_symlink():
-        place.rmdir()
-    _link(place, sys.prefix)
+    if place.is_symlink():
+        place.unlink()
+    place.mkdir(parents=True, exist_ok=True)
 
 
 def site_folder() -> Path:

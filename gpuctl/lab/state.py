@@ -47,6 +47,11 @@ class LabDir:
         return self.root / "secrets" / "root-pam"
 
     @property
+    def api_token(self) -> Path:
+        """Secret of the API token `gpuctl@pve!lab`."""
+        return self.root / "secrets" / "gpuctl-pve-lab"
+
+    @property
     def host_rootfs(self) -> Path:
         return self.root / "host" / "rootfs"
 
@@ -87,7 +92,7 @@ class LabInfo:
     boot_id: str
     boot_count: int
     ports: dict[str, int]
-    """`api`, `ssh`, `hub`; 0: not served."""
+    """`api`, `ssh`, `hub`, and `engine`, which the inventory names for the inference server in the container."""
     token: str
     """Value of GPUCTL_LAB in the environment of every process of this lab."""
     fingerprint: str
@@ -95,6 +100,8 @@ class LabInfo:
     dir: str
     pids: dict[str, int] = field(default_factory=dict)
     """Init processes of the namespaces by machine name."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know: for example that the Hub has nothing to serve."""
     lab: bool = True
     schema_version: int = 1
 

@@ -14,7 +14,7 @@ import pytest
 from gpuctl.lab import manage, namespaces
 from gpuctl.lab.state import LabDir, LabInfo, open_dir
 
-FREE_PORTS = {"api": 0, "ssh": 0, "hub": 0}
+FREE_PORTS = {"api": 0, "ssh": 0, "hub": 0, "engine": 0}
 
 
 @dataclass(frozen=True)

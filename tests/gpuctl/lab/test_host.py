@@ -204,6 +204,41 @@ def test_a_running_container_gets_a_device_by_pct_set(client: Any) -> None:
         client.ok("pct stop 200; cp /root/saved /etc/pve/lxc/200.conf; pct start 200")
 
 
+def test_the_token_of_gpuctl_may_look_but_not_pass_devices_through(lab: LabDir, info: LabInfo) -> None:
+    import proxmoxer
+
+    api = proxmoxer.ProxmoxAPI(
+        "127.0.0.1",
+        port=info.ports["api"],
+        user="gpuctl@pve",
+        token_name="lab",
+        token_value=lab.api_token.read_text().strip(),
+        verify_ssl=str(lab.cert),
+        timeout=20,
+    )
+
+    assert api.nodes("pve").lxc(200).status.current.get()["status"] == "running"
+    with pytest.raises(proxmoxer.ResourceException) as caught:
+        api.nodes("pve").lxc(200).config.put(dev0="/dev/nvidia0")
+    assert caught.value.status_code == 403
+
+
+def test_a_command_in_the_container_is_killed_when_the_connection_drops(lab: LabDir, connect: Any) -> None:
+    doomed, watcher = connect(lab), connect(lab)
+    loop = "trap : HUP; echo begun; while :; do date +%s%N > /tmp/tick; sleep 0.05; done"
+    _, out, _ = doomed.ssh.exec_command(f"pct exec 200 -- sh -c '{loop}'")
+    assert out.readline() == "begun\n"
+    doomed.close()
+
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        before = watcher.run("pct exec 200 -- cat /tmp/tick").out
+        time.sleep(0.4)
+        if watcher.run("pct exec 200 -- cat /tmp/tick").out == before:
+            return
+    pytest.fail("the command went on for 10 s after its connection was closed")
+
+
 def test_the_api_starts_the_same_container(lab: LabDir, info: LabInfo, client: Any) -> None:
     import proxmoxer
 

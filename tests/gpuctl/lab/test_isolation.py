@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
-from gpuctl.lab import manage, namespaces, processes
-from gpuctl.lab.state import LabDir
+from gpuctl.lab import manage, namespaces, processes, rootfs
+from gpuctl.lab.blueprint import Blueprint
+from gpuctl.lab.kernel import Kernel
+from gpuctl.lab.machine import Node
+from gpuctl.lab.state import VMID, LabDir, open_dir
+from inventory.errors import Failed
 
 pytestmark = pytest.mark.lab
 
@@ -98,6 +102,31 @@ def test_a_killed_daemon_takes_every_process_with_it(start_lab: Any, connect: An
 def test_the_way_of_isolation_can_be_chosen_by_the_environment() -> None:
     assert namespaces.isolation({"GPUCTL_LAB_ISOLATION": "plain"}) == "plain"
     assert namespaces.isolation({"GPUCTL_LAB_ISOLATION": "nonsense"}) in {"plain", "namespaces"}
+
+
+def test_a_kernel_that_refuses_namespaces_after_all_gets_a_plain_lab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = open_dir(tmp_path / "state")
+    kernel = Kernel(lab.kernel, lab.host_rootfs, {VMID: lab.ct_rootfs()}, "0123456789")
+    rootfs.install(lab, kernel.token)
+    begin = namespaces.start
+
+    def refuse(kind: str, blueprint: Blueprint) -> namespaces.View:
+        if kind == "namespaces":
+            raise Failed("cannot start the lab machine pve: mount: Operation not permitted")
+        return begin(kind, blueprint)
+
+    monkeypatch.setattr(namespaces, "start", refuse)
+    node = Node(lab, kernel, "namespaces", may_fall_back=True)
+    try:
+        node.power_on()
+        assert node.isolation == "plain"
+        assert node.host.root == lab.host_rootfs
+    finally:
+        node.power_off()
+    with pytest.raises(Failed, match="not permitted"):
+        Node(lab, kernel, "namespaces").power_on()
 
 
 _READABLE_PYTHON = "/usr/bin/python3"

@@ -37,6 +37,9 @@ def test_up_writes_a_valid_inventory_with_the_real_addresses(start_lab: Any) -> 
     assert host.api.fingerprint == info.fingerprint
     assert host.ssh.port == info.ports["ssh"]
     assert loaded.inventory.containers["ct200"].weights[0].endpoint == f"http://127.0.0.1:{info.ports['hub']}"
+    engine = loaded.inventory.containers["ct200"].engine
+    assert engine is not None
+    assert engine.port == info.ports["engine"]
     assert (lab.password.stat().st_mode & 0o777, (lab.ssh / "client_key").stat().st_mode & 0o777) == (0o600, 0o600)
 
 
@@ -123,6 +126,17 @@ def test_a_start_after_down_is_a_boot_that_keeps_ports_keys_and_files(start_lab:
     assert "nvidia-uvm" not in client.ok("cat /proc/devices")
 
 
+def test_a_lab_can_change_between_plain_and_namespaces(start_lab: Any, connect: Any) -> None:
+    lab = start_lab("one", "plain")
+    for isolation in ("namespaces", "plain"):
+        manage.down(lab)
+        start_lab("one", isolation)
+        client = connect(lab)
+        assert manage.running(lab).isolation == isolation
+        assert client.ok("pct exec 200 -- /opt/engine/bin/python -c 'import xllamacpp; print(1)'") == "1\n"
+        assert client.ok("pct exec 200 -- cat /dev/nvidia0") == "lab-node c 195:0 mode=0666 uid=0 gid=0\n"
+
+
 def test_purge_removes_the_folder_but_only_one_that_is_a_labs(start_lab: Any, tmp_path: Path) -> None:
     lab = start_lab("one")
     foreign = tmp_path / "foreign"
@@ -165,4 +179,4 @@ def test_the_commands_tell_what_runs(start_lab: Any) -> None:
     assert isinstance(_run("reboot", *at).exception, Refused)
 
 
-_FREE = {"api": 0, "ssh": 0, "hub": 0}
+_FREE = {"api": 0, "ssh": 0, "hub": 0, "engine": 0}

@@ -121,6 +121,18 @@ def test_the_start_of_containers_is_a_task_everyone_can_see(lab: LabDir) -> None
     assert [(task["type"], task["user"], task["status"]) for task in tasks] == [("startall", "root@pam", "OK")]
 
 
+def test_the_host_reboots_when_told_so_from_inside(lab: LabDir, connect: Any) -> None:
+    before = manage.running(lab)
+    connect(lab).run("reboot")
+
+    end = time.monotonic() + 20
+    while manage.running(lab).boot_count == before.boot_count and time.monotonic() < end:
+        time.sleep(0.05)
+
+    assert manage.running(lab).boot_count == before.boot_count + 1
+    assert connect(lab).ok("pct status 200") == "status: running\n"
+
+
 def test_a_ticket_outlives_the_reboot_and_its_connection_does_not(lab: LabDir) -> None:
     import requests
 
