@@ -45,14 +45,14 @@ def route(ssh: Ssh, *, base: Path) -> tuple[Target, ...]:
     hops = []
     for jump in jumps:
         user, address, port = _split(jump)
-        # A jump host has its own section in ~/.ssh/config; its known_hosts file is that of the target.
+        # A jump host has its own section in ~/.ssh/config; the target's key and known_hosts serve it otherwise.
         hop, _ = _target(
             config,
             Ssh(
                 address=address,
                 user=user,
                 port=port,
-                key=ssh.key,
+                key="" if "identityfile" in _lookup(config, address) else ssh.key,
                 known_hosts=ssh.known_hosts,
                 connect_timeout_s=ssh.connect_timeout_s,
             ),

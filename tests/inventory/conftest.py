@@ -63,6 +63,7 @@ def client_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = asyncssh.generate_private_key("ssh-ed25519")
     key.write_private_key(str(folder / "id"))
     key.write_public_key(str(folder / "id.pub"))
+    (folder / "id").chmod(0o600)
     return folder / "id"
 
 

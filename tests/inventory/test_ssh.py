@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -246,6 +248,26 @@ class TestLogin:
         (home / ".ssh").mkdir()
         (home / ".ssh" / "id_ed25519").write_bytes(client_key.read_bytes())
         SshShell.connect(entry(sshd, ""), base=tmp_path).close()
+
+    @pytest.mark.skipif(shutil.which("ssh-agent") is None, reason="ssh-agent is not installed")
+    def test_a_key_of_the_agent_is_used(
+        self, sshd: Any, client_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        socket_file = tmp_path / "agent"
+        agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket_file)], stdout=subprocess.DEVNULL)
+        try:
+            end = time.monotonic() + 5
+            while not socket_file.exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_file))
+            subprocess.run(["ssh-add", "-q", str(client_key)], check=True, timeout=10, stderr=subprocess.DEVNULL)
+            SshShell.connect(entry(sshd, ""), base=tmp_path).close()
+            # A named key that is refused does not keep the agent's from being tried.
+            asyncssh.generate_private_key("ssh-ed25519").write_private_key(str(tmp_path / "wrong"))
+            SshShell.connect(entry(sshd, tmp_path / "wrong"), base=tmp_path).close()
+        finally:
+            agent.terminate()
+            agent.wait(5)
 
     def test_paths_start_at_the_folder_of_the_inventory(self, sshd: Any, client_key: Path, tmp_path: Path) -> None:
         (tmp_path / "keys").mkdir()
