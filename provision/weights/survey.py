@@ -83,15 +83,18 @@ def check_places(wanted: Wanted) -> tuple[str, ...]:
         inside, outside = Path(wanted.to), Path(wanted.cache)
         if inside == outside or outside in inside.parents or inside in outside.parents:
             raise ConfigError(f"{wanted.repo}: the target {wanted.to} and the cache {wanted.cache} overlap")
-        if room.look(wanted.cache).in_memory or Path("/dev/shm") in (outside, *outside.parents):  # noqa: S108
+        if Path("/dev/shm") in (outside, *outside.parents):  # noqa: S108
             raise ConfigError(
                 f"{wanted.repo}: the cache folder {wanted.cache} lies in memory and would be gone after a reboot",
                 hint="put it on a disk, or leave cache: out",
             )
     here = room.look(wanted.to)
+    notes = list(here.unknown)
     if here.in_memory is False:
-        return (f"{wanted.to} is not in memory: the engine will read from a disk",)
-    return here.unknown
+        notes.append(f"{wanted.to} is not in memory: the engine will read from a disk")
+    if wanted.cache and room.look(wanted.cache).in_memory:
+        notes.append(f"the cache folder {wanted.cache} is in memory and will be gone after a reboot")
+    return tuple(notes)
 
 
 def known_listing(wanted: Wanted, found: Inspection) -> Listing | None:

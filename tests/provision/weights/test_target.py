@@ -329,3 +329,16 @@ def test_the_token_is_in_no_file_event_or_value(bench: Bench) -> None:
         texts += [path.read_text() for path in folder.rglob("*") if path.suffix == ".json" or "lock" in path.name]
     assert texts
     assert not [text for text in texts if secret in text]
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_odd_places_are_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A target on a disk and a cache in memory both work, and are both said."""
+    from provision.weights import room
+
+    mounts = f"22 1 0:20 / / rw - {kind} x rw\n"
+    monkeypatch.setattr(room, "_read", lambda path: mounts if path == "/proc/self/mountinfo" else None)
+    notes = " ".join(bench.stage()["notes"])
+    assert ("not in memory" in notes) == (kind == "ext4")
+    assert ("gone after a reboot" in notes) == (kind == "tmpfs")
+    assert ("MemAvailable could not be read" in notes) == (kind == "tmpfs")
