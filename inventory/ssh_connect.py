@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inventory import known_hosts
 from inventory.errors import CannotLook, GpuctlError
 from inventory.ssh_target import Target
+from inventory.ssh_transport import factory
 
 if TYPE_CHECKING:
     import paramiko
@@ -130,7 +131,7 @@ def _client(target: Target, sock: socket.socket | paramiko.Channel) -> paramiko.
             banner_timeout=target.timeout_s,
             auth_timeout=target.timeout_s,
             channel_timeout=target.timeout_s,
-            transport_factory=_factory(entries),
+            transport_factory=factory((entry.kind for entry in entries), target.timeout_s),
         )
     except GpuctlError:
         close([client])
@@ -144,22 +145,6 @@ def _client(target: Target, sock: socket.socket | paramiko.Channel) -> paramiko.
     assert transport is not None
     transport.set_keepalive(KEEPALIVE_S)
     return client
-
-
-def _factory(entries: tuple[known_hosts.Entry, ...]) -> Any:
-    """A transport that asks first for the host key types that are written down, as OpenSSH does."""
-    import paramiko
-
-    def make(*args: Any, **kwargs: Any) -> paramiko.Transport:
-        transport = paramiko.Transport(*args, **kwargs)
-        options = transport.get_security_options()
-        known = {entry.kind for entry in entries}
-        if "ssh-rsa" in known:
-            known |= {"rsa-sha2-512", "rsa-sha2-256"}
-        options.key_types = sorted(options.key_types, key=lambda kind: kind not in known)
-        return transport
-
-    return make
 
 
 def _policy(target: Target, name: str, entries: tuple[known_hosts.Entry, ...]) -> Any:
