@@ -84,3 +84,41 @@ def new_sshd(client_key: Path) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def sshd(new_sshd: Callable[..., Any]) -> Any:
     return new_sshd()
+
+
+@pytest.fixture
+def known(tmp_path: Path, sshd: Any) -> Path:
+    file = tmp_path / "known_hosts"
+    file.write_text(f"# lab\n{sshd.line}\n")
+    return file
+
+
+def _api_entry(pve: Any, **changes: Any) -> Any:
+    from inventory.model import Api
+
+    values = {
+        "url": pve.url,
+        "user": "root@pam",
+        "password": "env:PVE_PASSWORD",
+        "fingerprint": pve.cert.fingerprint,
+        "timeout_s": 5.0,
+    }
+    return Api(**{**values, **changes})
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    from inventory.proxmox import ProxmoxApi
+
+    monkeypatch.setenv("PVE_PASSWORD", "correct horse")
+    monkeypatch.setenv("PVE_TOKEN", "11111111-2222-3333-4444-555555555555")
+
+    def make(pve: Any, **changes: Any) -> Any:
+        return ProxmoxApi.connect(_api_entry(pve, **changes), base=tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def api(pve: Any, connect: Callable[..., Any]) -> Any:
+    return connect(pve)
