@@ -11,7 +11,9 @@ import json
 import os
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from inventory.errors import Failed, GpuctlError, UsageError
@@ -72,8 +74,23 @@ def run_job(name: str, args: Mapping[str, Any], emit: Emit) -> Any:
         raise fault(f"job {name}", error) from error
 
 
+def libraries() -> None:
+    """Make the libraries inside the zip application importable: unpacked beside it once, searched last."""
+    application = Path(sys.path[0])
+    beside = application.with_suffix(".libraries.zip")
+    if not beside.exists():
+        staging = beside.with_name(f"{beside.name}.{os.getpid()}.tmp")
+        with zipfile.ZipFile(application) as archive, archive.open("libraries.zip") as packed:
+            staging.write_bytes(packed.read())
+        staging.replace(beside)
+    sys.path.append(str(beside))
+
+
 def main() -> int:
-    """Entry of the zip application: one job from stdin, its answer on stdout."""
+    """Entry of the zip application: jobs from stdin, one a line, their answers on stdout; ends with the input.
+
+    The exit status is the last job's.
+    """
     wire = os.fdopen(os.dup(1), "wb", buffering=0)
     # Whatever a library prints must not land between our JSON lines.
     os.dup2(2, 1)
@@ -84,9 +101,21 @@ def main() -> int:
         with lock:
             wire.write(line)
 
+    code = 0
     try:
-        request = json.load(sys.stdin)
-        name, args = str(request["job"]), dict(request.get("args") or {})
+        for request in sys.stdin.buffer:
+            code = _serve(request, send)
+    except BrokenPipeError:
+        # Nobody listens any more.
+        return 1
+    return code
+
+
+def _serve(request: bytes, send: Emit) -> int:
+    send({"type": "began"})
+    try:
+        job = json.loads(request)
+        name, args = str(job["job"]), dict(job.get("args") or {})
     except (ValueError, KeyError, TypeError) as error:
         send({"type": "error", **UsageError(f"the job on stdin is not valid: {error}").to_json()})
         return int(UsageError.exit_code)
@@ -95,6 +124,4 @@ def main() -> int:
     except GpuctlError as error:
         send({"type": "error", **error.to_json()})
         return int(error.exit_code)
-    except BrokenPipeError:
-        return 1
     return 0

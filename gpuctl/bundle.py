@@ -14,7 +14,7 @@ import marshal
 import os
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,8 +31,10 @@ OURS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Files of each package that belong to the other side, as glob patterns; the rest is the admin's alone."""
 
-LIBRARIES: Final = (
-    "annotated-types",
+CORE: Final = ("annotated-types", "nvidia-ml-py", "tenacity")
+"""Distributions that every job may need."""
+
+HUB: Final = (
     "anyio",
     "certifi",
     "click",
@@ -43,15 +45,17 @@ LIBRARIES: Final = (
     "httpx2",
     "huggingface-hub",
     "idna",
-    "nvidia-ml-py",
     "packaging",
     "pyyaml",
-    "tenacity",
     "tqdm",
     "truststore",
     "typing-extensions",
 )
-"""Distributions that travel; compiled parts (`*.so`) stay out. hf-xet is compiled, so it stays out whole."""
+"""huggingface-hub and what it needs; compiled parts (`*.so`) stay out, hf-xet is compiled and stays out whole.
+
+They travel as one member, `libraries.zip`, unpacked beside the application at its first run: zipimport reads a whole
+directory at each start, and these 2,000 entries would cost every job 60 ms for the sake of one.
+"""
 
 _MAIN: Final = b"""\
 import sys
@@ -59,7 +63,8 @@ if sys.version_info < (3, 11):
     print('{"type":"error","kind":"failed","message":"python3 here is %d.%d; gpuctl needs 3.11 or newer",'
           '"hint":"install a newer python3 on that machine"}' % sys.version_info[:2])
     raise SystemExit(2)
-from gpuctl.agent import main
+from gpuctl.agent import libraries, main
+libraries()
 raise SystemExit(main())
 """
 
@@ -83,8 +88,8 @@ def _own_files() -> Iterator[tuple[str, Path]]:
                 yield path.relative_to(root).as_posix(), path
 
 
-def _library_files() -> Iterator[tuple[str, Path]]:
-    for library in LIBRARIES:
+def _library_files(names: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    for library in names:
         try:
             distribution = importlib.metadata.distribution(library)
         except importlib.metadata.PackageNotFoundError as error:
@@ -100,13 +105,18 @@ def _library_files() -> Iterator[tuple[str, Path]]:
                 yield inside, Path(str(distribution.locate_file(file)))
 
 
+def _versions(names: tuple[str, ...]) -> str:
+    """Changes whenever these libraries could: versions and this Python."""
+    parts = [sys.version, *(f"{name} {importlib.metadata.version(name)}" for name in names)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
 def _quick_key() -> str:
-    """Changes whenever the bundle could: own files by size and time, libraries by version, this Python."""
-    parts = [sys.version]
+    """Changes whenever the bundle could: own files by size and time, libraries by version."""
+    parts = [_versions((*CORE, *HUB))]
     for inside, path in _own_files():
         stat = path.stat()
         parts.append(f"{inside} {stat.st_size} {stat.st_mtime_ns}")
-    parts.extend(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -120,18 +130,38 @@ def _bytecode(inside: str, source: bytes) -> bytes | None:
     return importlib.util.MAGIC_NUMBER + flags + importlib.util.source_hash(source) + marshal.dumps(code)
 
 
-def _write(target: Path) -> None:
+def _write(target: Path, files: Iterable[tuple[str, bytes]]) -> None:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-
-        def add(inside: str, data: bytes) -> None:
-            archive.writestr(zipfile.ZipInfo(inside, _EPOCH), data, zipfile.ZIP_DEFLATED, 6)
-
-        add("__main__.py", _MAIN)
-        for inside, path in (*_own_files(), *_library_files()):
-            data = path.read_bytes()
-            add(inside, data)
+        for inside, data in files:
+            how = zipfile.ZIP_STORED if inside.endswith(".zip") else zipfile.ZIP_DEFLATED
+            archive.writestr(zipfile.ZipInfo(inside, _EPOCH), data, how, 6)
             if inside.endswith(".py") and (code := _bytecode(inside, data)) is not None:
-                add(inside + "c", code)
+                archive.writestr(zipfile.ZipInfo(inside + "c", _EPOCH), code, how, 6)
+
+
+def _read(files: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, bytes]]:
+    for inside, path in files:
+        yield inside, path.read_bytes()
+
+
+def _placed(folder: Path, name: str, files: Iterable[tuple[str, bytes]]) -> Path:
+    """The zip file `folder`/`name`, `HASH` in the name replaced by the hash of its content."""
+    staging = folder / f"{name}.{os.getpid()}.tmp"
+    try:
+        _write(staging, files)
+        target = folder / name.replace("HASH", hashlib.sha256(staging.read_bytes()).hexdigest()[:16])
+        staging.replace(target)
+    finally:
+        staging.unlink(missing_ok=True)
+    return target
+
+
+def _hub_libraries(folder: Path) -> bytes:
+    """`libraries.zip`; it changes only with the libraries, so it is kept apart from our own code."""
+    path = folder / f"libraries-{_versions(HUB)}.zip"
+    if not path.is_file():
+        _placed(folder, path.name, _read(_library_files(HUB)))
+    return path.read_bytes()
 
 
 def build() -> Bundle:
@@ -146,17 +176,17 @@ def build() -> Bundle:
             return Bundle(path, path.name)
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    staging = folder / f"agent.{os.getpid()}.tmp"
-    try:
-        _write(staging)
-        name = f"agent-{hashlib.sha256(staging.read_bytes()).hexdigest()[:16]}.pyz"
-        staging.replace(folder / name)
-    finally:
-        staging.unlink(missing_ok=True)
+    files = [
+        ("__main__.py", _MAIN),
+        *_read(_own_files()),
+        *_read(_library_files(CORE)),
+        ("libraries.zip", _hub_libraries(folder)),
+    ]
+    made = _placed(folder, "agent-HASH.pyz", files)
     pointer = folder / f"agent.{os.getpid()}.json.tmp"
-    pointer.write_text(json.dumps({"key": key, "name": name}))
+    pointer.write_text(json.dumps({"key": key, "name": made.name}))
     pointer.replace(index)
     for old in folder.glob("agent-*.pyz"):
-        if old.name != name:
+        if old.name != made.name:
             old.unlink(missing_ok=True)
-    return Bundle(folder / name, name)
+    return Bundle(made, made.name)

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuctl.bundle import build
+from gpuctl.bundle import Bundle, build
 from gpuctl.remote import RemoteMachine
 from inventory.machine import Machine, Shell
 from inventory.model import Container, Host, Thresholds
@@ -29,7 +29,8 @@ class Link:
         self.thresholds: Thresholds = loaded.inventory.thresholds
         self.lab = loaded.inventory.lab
         self._loaded = loaded
-        self._open: list[SshShell] = []
+        self._built: Bundle | None = None
+        self._open: list[SshShell | RemoteMachine] = []
 
     @property
     def base(self) -> Path:
@@ -65,7 +66,17 @@ class Link:
     @cached_property
     def host(self) -> Machine:
         """The host, for jobs."""
-        return RemoteMachine(self.host_shell, build)
+        return self._machine(self.host_shell)
+
+    def _machine(self, shell: Shell) -> Machine:
+        machine = RemoteMachine(shell, self._bundle)
+        self._open.append(machine)
+        return machine
+
+    def _bundle(self) -> Bundle:
+        if self._built is None:
+            self._built = build()
+        return self._built
 
     @cached_property
     def ct(self) -> Machine:
@@ -74,10 +85,10 @@ class Link:
         from inventory.ssh import SshShell
 
         if self.container.ssh is None:
-            return RemoteMachine(PctShell(self.host_shell, self.container.vmid), build)
+            return self._machine(PctShell(self.host_shell, self.container.vmid))
         shell = SshShell.connect(self.container.ssh, base=self.base)
         self._open.append(shell)
-        return RemoteMachine(shell, build)
+        return self._machine(shell)
 
     def exclusive(self, command: str) -> AbstractContextManager[None]:
         """One changing command per container at a time."""
@@ -86,9 +97,9 @@ class Link:
         return exclusive(self.name, f"{command} {self.name}", place=self.host_entry.api.url)
 
     def close(self) -> None:
-        """Close what was opened."""
-        for shell in self._open:
-            shell.close()
+        """Close what was opened, the last first."""
+        while self._open:
+            self._open.pop().close()
 
     def __enter__(self) -> Link:
         return self

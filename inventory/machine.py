@@ -3,15 +3,15 @@
 A job is a named function of `gpuctl.agent` with JSON arguments. It runs in this process (`LocalMachine`
 in `gpuctl.remote`) or in our zip application on a host or in a container; both look the same from here.
 
-Wire: one JSON object on stdin `{"job": NAME, "args": {...}}`; on stdout one JSON object per line:
-`{"type": "progress"|"note"|..., ...}` any number of times, then exactly one
-`{"type": "result", "value": ...}` or `{"type": "error", ...GpuctlError.to_json()}`.
+Wire: a line of JSON on stdin for each job, `{"job": NAME, "args": {...}}`; on stdout, a line of JSON each,
+`{"type": "began"}`, then `{"type": "progress"|"note"|..., ...}` any number of times, then exactly one
+`{"type": "result", "value": ...}` or `{"type": "error", ...GpuctlError.to_json()}`. End of file on stdin ends it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,11 +68,13 @@ class Shell(Protocol):
         self,
         argv: tuple[str, ...],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | Iterator[bytes] = b"",
         timeout_s: float = 60.0,
         on_line: Callable[[bytes], None] | None = None,
     ) -> Completed:
         """Run to the end. `on_line` gets each stdout line as it arrives (stdout is then empty in the result).
+
+        An iterator as `stdin` is read in a thread and sent piece by piece; its end is the end of file.
 
         Raises `ConnectionLost` when the connection drops, `CannotLook` on the time limit or when the
         machine cannot be reached. A command that ran and failed is a `Completed` with its `rc`.
@@ -90,10 +92,13 @@ class Answer:
     def __init__(self, where: str, emit: Emit) -> None:
         self._where = where
         self._emit = emit
-        self._done = False
         self._value: Any = None
         self._error: GpuctlError | None = None
         self._noise: list[str] = []
+        self.began = False
+        """The other side has taken the job; before that it is safe to ask again."""
+        self.complete = False
+        """The result or the error is here."""
 
     def feed(self, line: bytes) -> None:
         """Take one line; lines that are not our JSON are kept as evidence, never an exception."""
@@ -105,21 +110,26 @@ class Answer:
             if line.strip() and len(self._noise) < 20:
                 self._noise.append(line.decode("utf-8", "replace").rstrip())
             return
-        if event["type"] == "result":
-            self._done, self._value = True, event.get("value")
-        elif event["type"] == "error":
-            self._error = GpuctlError.from_json(event)
-        else:
-            self._emit(event)
+        match event["type"]:
+            case "began":
+                self.began = True
+            case "result":
+                self.complete, self._value = True, event.get("value")
+            case "error":
+                self.complete, self._error = True, GpuctlError.from_json(event)
+            case _:
+                self._emit(event)
 
-    def value(self, completed: Completed) -> Any:
-        """The job's value once its process ended; raises its error, or `ConnectionLost` with what was seen."""
+    def value(self) -> Any:
+        """The job's value; raises its error."""
         if self._error is not None:
             raise self._error
-        if self._done:
-            return self._value
+        return self._value
+
+    def lost(self, completed: Completed) -> ConnectionLost:
+        """The error of a job whose process ended without an answer, with what was seen of it."""
         stderr = completed.stderr.decode("utf-8", "replace").strip().splitlines()[-8:]
-        raise ConnectionLost(
+        return ConnectionLost(
             f"{self._where}: the job ended with exit status {completed.rc} and gave no answer",
             hint="run the command again; if it repeats, the lines below say why",
             detail=tuple(self._noise + stderr),

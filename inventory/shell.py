@@ -10,8 +10,9 @@ import secrets
 import selectors
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -41,7 +42,7 @@ class LocalShell:
         self,
         argv: tuple[str, ...],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | Iterator[bytes] = b"",
         timeout_s: float = 60.0,
         on_line: Callable[[bytes], None] | None = None,
     ) -> Completed:
@@ -106,10 +107,14 @@ class _Pump:
     """Moves stdin, stdout and stderr of one process in one thread, so that no pipe fills up unread."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], stdin: bytes, on_line: Callable[[bytes], None] | None
+        self,
+        process: subprocess.Popen[bytes],
+        stdin: bytes | Iterator[bytes],
+        on_line: Callable[[bytes], None] | None,
     ) -> None:
         self._process = process
-        self._stdin = memoryview(stdin)
+        self._stdin = memoryview(stdin if isinstance(stdin, bytes) else b"")
+        self._pieces = None if isinstance(stdin, bytes) else stdin
         self._lines = Lines(on_line) if on_line is not None else None
         self._out: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         self._selector = selectors.DefaultSelector()
@@ -120,7 +125,9 @@ class _Pump:
         with self._selector:
             self._watch(self._process.stdout, selectors.EVENT_READ, "stdout")
             self._watch(self._process.stderr, selectors.EVENT_READ, "stderr")
-            if self._stdin:
+            if self._pieces is not None:
+                threading.Thread(target=self._feed, args=(self._process.stdin, self._pieces), daemon=True).start()
+            elif self._stdin:
                 self._watch(self._process.stdin, selectors.EVENT_WRITE, "stdin")
             else:
                 self._process.stdin.close()
@@ -172,6 +179,15 @@ class _Pump:
             self._selector.unregister(stream)
             stream.close()
 
+    @staticmethod
+    def _feed(stream: IO[bytes], pieces: Iterator[bytes]) -> None:
+        # The command may end without reading all of it, which is its right.
+        with contextlib.suppress(OSError, ValueError):
+            for piece in pieces:
+                stream.write(piece)
+                stream.flush()
+            stream.close()
+
     def _read(self, stream: IO[bytes], word: str) -> None:
         data = os.read(stream.fileno(), CHUNK)
         if not data:
@@ -197,7 +213,7 @@ class PctShell:
         self,
         argv: tuple[str, ...],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | Iterator[bytes] = b"",
         timeout_s: float = 60.0,
         on_line: Callable[[bytes], None] | None = None,
     ) -> Completed:

@@ -9,7 +9,7 @@ import shlex
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -81,7 +81,7 @@ class SshShell:
         self,
         argv: tuple[str, ...],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | Iterator[bytes] = b"",
         timeout_s: float = 60.0,
         on_line: Callable[[bytes], None] | None = None,
     ) -> Completed:

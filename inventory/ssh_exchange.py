@@ -67,13 +67,13 @@ class Exchange:
         transport: paramiko.Transport,
         channel: paramiko.Channel,
         limit: Limit,
-        stdin: bytes,
+        stdin: bytes | Iterator[bytes],
         on_line: Callable[[bytes], None] | None,
     ) -> None:
         self._transport = transport
         self._channel = channel
         self._limit = limit
-        self._stdin = stdin
+        self._stdin = iter((stdin,)) if isinstance(stdin, bytes) else stdin
         self._lines = Lines(on_line) if on_line is not None else None
         self._stdout: list[bytes] = []
         self._stderr: list[bytes] = []
@@ -126,14 +126,13 @@ class Exchange:
 
     def _send(self) -> None:
         """Feed stdin; a command that ends without reading it all is no error."""
-        start = 0
-        try:
-            while start < len(self._stdin):
-                try:
-                    start += self._channel.send(self._stdin[start : start + CHUNK])
-                except TimeoutError:
-                    if self._channel.closed or time.monotonic() > self._limit.deadline:
-                        return
+        with contextlib.suppress(OSError, EOFError):
+            for piece in self._stdin:
+                start = 0
+                while start < len(piece):
+                    try:
+                        start += self._channel.send(piece[start : start + CHUNK])
+                    except TimeoutError:
+                        if self._channel.closed or time.monotonic() > self._limit.deadline:
+                            return
             self._channel.shutdown_write()
-        except (OSError, EOFError):
-            return
