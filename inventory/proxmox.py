@@ -128,11 +128,13 @@ class ProxmoxApi:
                     hint="gpuctl handles LXC containers; check vmid in the inventory",
                 )
         known = ", ".join(f"{guest.vmid} {guest.name}".strip() for guest in guests if guest.kind == "lxc")
+        if not known:
+            raise CannotLook(
+                f"{self._wire.where} shows no container at all to {self._wire.who}, so not {vmid} either",
+                hint=f"is there one? If so, {self._wire.who} lacks VM.Audit on /vms",
+            )
         raise Failed(
-            f"{self._wire.where} knows no container {vmid}" + (f"; it knows {known}" if known else ""),
-            hint="check vmid in the inventory"
-            if known
-            else f"{self._wire.who} sees no container at all: does it have VM.Audit?",
+            f"{self._wire.where} knows no container {vmid}; it knows {known}", hint="check vmid in the inventory"
         )
 
     def node_status(self, node: str) -> NodeStatus:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from inventory.errors import CannotLook, ConfigError, Refused
+from inventory.errors import CannotLook, ConfigError
 
 COMMAND_LIMIT_S = 10.0
 """A password manager that asks nothing answers within this time."""
@@ -69,8 +69,8 @@ def is_reference(text: str) -> bool:
 def resolve(reference: str, *, base: Path, environ: Mapping[str, str] | None = None) -> Secret:
     """Read the secret. `base`: folder for a relative `file:` path and the folder in which a command runs.
 
-    Raises `ConfigError` for what the reference itself gets wrong (variable not set, file missing), `Refused`
-    for a file that others may read, `CannotLook` when a command fails. No message holds the secret.
+    Raises `ConfigError` for what the reference or its file gets wrong (not set, missing, open to others),
+    `CannotLook` when a command fails. No message holds the secret.
     """
     wrong = fault(reference)
     if wrong:
@@ -116,9 +116,9 @@ def _from_file(path: Path) -> str:
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise Refused(f"the secret file {path} is not a regular file")
+            raise ConfigError(f"the secret file {path} is not a regular file")
         if info.st_mode & 0o077:
-            raise Refused(
+            raise ConfigError(
                 f"the secret file {path} can be read by others (mode {stat.S_IMODE(info.st_mode):04o})",
                 hint=f"chmod 600 {shlex.quote(str(path))}",
             )

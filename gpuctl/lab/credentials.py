@@ -27,19 +27,22 @@ def ensure(lab: LabDir) -> None:
     if not lab.password.exists():
         lab.password.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_file(lab.password, (secrets.token_urlsafe(18) + "\n").encode(), mode=0o600)
-    if not lab.api_token.exists():
-        write_file(lab.api_token, f"{uuid.uuid4()}\n".encode(), mode=0o600)
+    for path in (lab.api_token, lab.visitor_token):
+        if not path.exists():
+            write_file(path, f"{uuid.uuid4()}\n".encode(), mode=0o600)
 
 
 def users(lab: LabDir) -> Users:
-    """Who may use the API: root@pam with the password, and gpuctl@pve with a token that can look, start and stop."""
+    """Who may use the API: root@pam, a token that can look, start and stop, and one that may do nothing."""
     from gpuctl.lab.pve.auth import Grant, Token, User, Users
 
     token = Token(secret=lab.api_token.read_text().strip(), privsep=False)
+    visitor = Token(secret=lab.visitor_token.read_text().strip(), privsep=False)
     return Users(
         {
             "root@pam": User(password=lab.password.read_text().strip()),
             "gpuctl@pve": User(tokens={"lab": token}),
+            "visitor@pve": User(tokens={"none": visitor}),
         },
         (Grant("/", "gpuctl@pve", frozenset({"VM.Audit", "VM.PowerMgmt", "Sys.Audit"})),),
     )

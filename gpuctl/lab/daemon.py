@@ -23,7 +23,7 @@ from gpuctl.lab.ssh import SshServer
 from gpuctl.lab.state import VMID, LabDir, LabInfo, open_dir, read_info, write_json
 
 if TYPE_CHECKING:
-    from gpuctl.lab.hub import HubRepo, RunningHub
+    from gpuctl.lab.hub import RunningHub
     from gpuctl.lab.pve.auth import Authority
     from gpuctl.lab.pve.server import RunningServer
 
@@ -132,13 +132,13 @@ class Daemon:
             self._api = None
 
     def _start_hub(self) -> None:
-        from gpuctl.lab.hub import serve, smollm2_repo
+        from gpuctl.lab.hub import HubRepo, serve, smollm2_repo
 
+        repos: tuple[HubRepo, ...] = (HubRepo("lab/gated-model", {"config.json": b"{}\n"}, gated=True),)
         try:
-            repos: tuple[HubRepo, ...] = (smollm2_repo(),)
+            repos = (smollm2_repo(), *repos)
         except FileNotFoundError as error:
-            repos = ()
-            self._notes.append(f"the Hub is empty: {error}")
+            self._notes.append(f"the Hub has no weights: {error}")
         self._hub = serve(repos, port=self._ports["hub"])
         self._ports["hub"] = self._hub.port
 

@@ -36,7 +36,6 @@ class Node:
     """Host and containers of one lab; implements `gpuctl.lab.pve.backend.Backend`."""
 
     node = NODE
-    read_only = False
 
     def __init__(
         self, lab: LabDir, kernel: Kernel, isolation: str, *, shm_mib: int = 512, may_fall_back: bool = False
@@ -132,11 +131,16 @@ class Node:
 
     # --- Backend -----------------------------------------------------------------------------------------------
 
+    @property
+    def read_only(self) -> bool:
+        return self.quorate() is False
+
     def quorate(self) -> bool | None:
-        return None
+        """None as on a single node; False while the file DIR/no-quorum lies there, to see what that is like."""
+        return False if (self.lab.root / "no-quorum").exists() else None
 
     def virtual_machines(self) -> Mapping[int, str]:
-        return {}
+        return {300: "desktop"}
 
     def facts(self) -> NodeFacts:
         usage = shutil.disk_usage(self.lab.root)

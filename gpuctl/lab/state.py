@@ -52,6 +52,11 @@ class LabDir:
         return self.root / "secrets" / "gpuctl-pve-lab"
 
     @property
+    def visitor_token(self) -> Path:
+        """Secret of the API token `visitor@pve!none`, which may do nothing."""
+        return self.root / "secrets" / "visitor-pve-none"
+
+    @property
     def host_rootfs(self) -> Path:
         return self.root / "host" / "rootfs"
 

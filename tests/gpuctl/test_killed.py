@@ -66,7 +66,7 @@ def leftovers(lab: Lab) -> list[str]:
 
 @pytest.fixture(scope="module")
 def inventory(lab: Lab) -> Path:
-    return lab.variant("quick.yaml", ("max_tokens: [48]", "max_tokens: [8]"), ("repeats: 3", "repeats: 1"))
+    return lab.variant("quick.yaml", ("max_tokens: [32]", "max_tokens: [8]"), ("repeats: 3", "repeats: 1"))
 
 
 def converge(lab: Lab, inventory: Path) -> None:
@@ -95,6 +95,6 @@ def test_killed_in_the_middle_of_every_change_the_next_run_mends_it(
     lab.lab("reboot")
     killed = [stage for stage in CHANGING if kill_when(lab, inventory, stage, "changing", delay_s)]
     # With a delay a short change may have been made before the kill; at once none may be.
-    assert killed if delay_s else killed == list(CHANGING)
+    assert killed == list(CHANGING) or (delay_s and killed)
     converge(lab, inventory)
     assert leftovers(lab) == []

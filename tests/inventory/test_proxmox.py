@@ -42,7 +42,7 @@ class TestReads:
 
     def test_a_login_that_sees_nothing_is_told_about_its_rights(self, pve: Any, api: ProxmoxApi) -> None:
         pve.on("GET", "/cluster/resources", "read-resources/03-low")
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(CannotLook) as caught:
             api.locate(200)
         assert "VM.Audit" in caught.value.hint
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inventory import secret
-from inventory.errors import CannotLook, ConfigError, GpuctlError, Refused
+from inventory.errors import CannotLook, ConfigError, GpuctlError
 from inventory.secret import Secret, is_reference, resolve
 
 VALUE = "s3cr3t-Ä"
@@ -65,7 +65,7 @@ class TestFile:
     @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])
     def test_a_file_that_others_may_use_is_refused(self, tmp_path: Path, mode: int) -> None:
         path = private(tmp_path / "my pw", mode=mode)
-        with pytest.raises(Refused, match=f"mode {mode:04o}") as caught:
+        with pytest.raises(ConfigError, match=f"mode {mode:04o}") as caught:
             resolve("file:my pw", base=tmp_path)
         assert caught.value.hint == f"chmod 600 '{path}'"
 
