@@ -1,4 +1,4 @@
-"""A paramiko transport that asks first for known host key types and once, without dawdling, for the login service."""
+"""A paramiko transport that logs in without dawdling: known host key types first, the login service asked for once."""
 
 from __future__ import annotations
 
@@ -26,6 +26,37 @@ def factory(known_kinds: Iterable[str], timeout_s: float) -> Callable[..., param
     # The type stubs know neither the class well nor what it offers to subclasses.
     parent: Any = ServiceRequestingTransport
 
+    handler: Any = paramiko.auth_handler.AuthOnlyHandler
+
+    class Handler(handler):  # type: ignore[misc]
+        """Answers wait until somebody waits for them.
+
+        paramiko makes the event of a login only after it has sent the request: an answer that is faster (loopback, a
+        busy machine) sets nothing, and the login then waits in vain until its limit.
+        """
+
+        def __init__(self, transport: paramiko.Transport) -> None:
+            super().__init__(transport)
+            self._awaited = threading.Event()
+
+        def wait_for_response(self, event: threading.Event) -> Any:
+            self._awaited.set()
+            try:
+                return super().wait_for_response(event)
+            finally:
+                self._awaited.clear()
+
+        @property
+        def _client_handler_table(self) -> dict[int, Callable[[paramiko.Message], Any]]:
+            return {kind: self._once_awaited(parse) for kind, parse in super()._client_handler_table.items()}
+
+        def _once_awaited(self, parse: Callable[[paramiko.Message], Any]) -> Callable[[paramiko.Message], Any]:
+            def run(message: paramiko.Message) -> Any:
+                self._awaited.wait(timeout_s)
+                return parse(message)
+
+            return run
+
     preferred = set(known_kinds)
     if "ssh-rsa" in preferred:
         preferred |= {"rsa-sha2-512", "rsa-sha2-256"}
@@ -40,6 +71,9 @@ def factory(known_kinds: Iterable[str], timeout_s: float) -> Callable[..., param
         def _parse_service_accept(self, message: paramiko.Message) -> None:
             super()._parse_service_accept(message)
             self._accepted.set()
+
+        def get_auth_handler(self) -> Any:
+            return Handler(self)
 
         def ensure_session(self) -> None:
             if not self.is_active():

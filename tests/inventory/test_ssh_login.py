@@ -218,3 +218,21 @@ class TestReach:
     def test_an_unknown_name_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(CannotLook, match=r"the name no-such-host\.invalid is not known"):
             SshShell.connect(Ssh(address="no-such-host.invalid"), base=tmp_path)
+
+
+def test_an_answer_that_comes_before_anybody_waits_for_it_is_not_lost(
+    sshd: Any, client_key: Path, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import paramiko
+
+    send = paramiko.Transport._send_message
+
+    def send_and_dawdle(transport: paramiko.Transport, message: paramiko.Message) -> None:
+        send(transport, message)
+        # Long enough for the answer to be here before paramiko makes the event that it should set.
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.2)
+
+    monkeypatch.setattr(paramiko.Transport, "_send_message", send_and_dawdle)
+    with SshShell.connect(entry(sshd, client_key), base=known.parent) as shell:
+        assert shell.run(("echo", "in")).stdout == b"in\n"
