@@ -68,7 +68,7 @@ def leftovers(lab: Lab) -> list[str]:
 
 @pytest.fixture(scope="module")
 def inventory(lab: Lab) -> Path:
-    return lab.variant("quick.yaml", ("max_tokens: [32]", "max_tokens: [8]"), ("repeats: 3", "repeats: 1"))
+    return lab.variant("quick.yaml", ("max_tokens: [24]", "max_tokens: [8]"), ("repeats: 3", "repeats: 1"))
 
 
 def converge(lab: Lab, inventory: Path) -> None:
