@@ -28,6 +28,8 @@ class Link:
         self.host_entry: Host = loaded.inventory.hosts[self.host_name]
         self.thresholds: Thresholds = loaded.inventory.thresholds
         self.lab = loaded.inventory.lab
+        self.mark = "lab: " if self.lab else ""
+        """Stands before every answer line of the embedded host."""
         self._loaded = loaded
         self._built: Bundle | None = None
         self._open: list[SshShell | RemoteMachine] = []

@@ -55,10 +55,11 @@ def progress_text(event: Mapping[str, Any]) -> str:
 
 
 class Story:
-    """Tells a run as it happens. `quiet` keeps everything but errors to itself."""
+    """Tells a run as it happens. `quiet` keeps everything but errors to itself; `lab` is said before all else."""
 
-    def __init__(self, *, quiet: bool = False, stream: Any = None) -> None:
+    def __init__(self, *, quiet: bool = False, lab: bool = False, stream: Any = None) -> None:
         self._quiet = quiet
+        self._preface = "lab: this is the embedded host; nothing below was measured on a GPU" if lab else ""
         self._stream = stream if stream is not None else sys.stderr
         self._live = bool(getattr(self._stream, "isatty", lambda: False)()) and not quiet
         self._stage = ""
@@ -80,7 +81,7 @@ class Story:
         """A line of the story."""
         if self._quiet:
             return
-        self._status("")
+        self._begin()
         click.echo(
             f"{click.style(left, bold=True)} {click.style(label, fg=colour or None)} {text}".rstrip(),
             file=self._stream,
@@ -89,8 +90,15 @@ class Story:
     def say(self, text: str) -> None:
         """A free line outside the stages."""
         if not self._quiet:
-            self._status("")
+            self._begin()
             click.echo(text, file=self._stream)
+
+    def _begin(self) -> None:
+        """Clear the progress line; say the preface once."""
+        self._status("")
+        if self._preface:
+            click.echo(self._preface, file=self._stream)
+            self._preface = ""
 
     def emit(self, event: Mapping[str, Any]) -> None:
         """Show a job's progress: in place on a terminal, else a line now and then."""

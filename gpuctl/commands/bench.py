@@ -70,7 +70,7 @@ def bench(
         )
         link.container = dataclasses.replace(link.container, bench=plan)
         launch = launch_of(link, Method(method), tp)
-        story = Story(quiet=quiet)
+        story = Story(quiet=quiet, lab=link.lab)
         stage = BenchStage(link, launch, again=True)
         outcomes = run((EngineStage(link.ct, launch), stage), story.report, story.emit)
         result = stage.observe().baseline

@@ -56,13 +56,13 @@ def _look(ct: str | None, inventory: tuple[Path, ...], as_json: bool, *, code_wh
 
     loaded = options.loaded(inventory)
     with Link(loaded, options.pick(loaded, ct)) as link:
-        story = Story()
+        story = Story(lab=link.lab)
         previews = preview(recovery.stages(link, SPAN, wait_s=0), story.report)
     if as_json:
         stages = [preview_json(p) for p in previews]
         print_json({"container": link.name, "lab": link.lab, "stages": stages})
     else:
-        say_preview(link.name, previews, "devices are as they should be")
+        say_preview(link.mark + link.name, previews, "devices are as they should be")
     blocked = next((p.blocked for p in previews if p.blocked), None)
     if blocked:
         return int(blocked.exit_code)

@@ -51,10 +51,10 @@ def start(ct: str | None, inventory: tuple[Path, ...], method: str, tp: int | No
 
     loaded = options.loaded(inventory)
     with Link(loaded, options.pick(loaded, ct)) as link, link.exclusive("engine start"):
-        story = Story(quiet=quiet)
+        story = Story(quiet=quiet, lab=link.lab)
         outcome = run((EngineStage(link.ct, launch_of(link, Method(method), tp)),), story.report, story.emit)[0]
     for line in outcome.found:
-        click.echo(line)
+        click.echo(link.mark + line)
     return int(Exit.GOOD)
 
 
@@ -70,7 +70,8 @@ def stop(ct: str | None, inventory: tuple[Path, ...]) -> int:
     with Link(loaded, options.pick(loaded, ct)) as link, link.exclusive("engine stop"):
         answer = link.ct.call("engine.stop", {"launch": launch_of(link).to_json(env=False)}, timeout_s=120)
     stopped = bool(answer.get("stopped"))
-    click.echo(f"{link.name}: engine stopped" if stopped else f"{link.name}: no engine of gpuctl was running")
+    said = "engine stopped" if stopped else "no engine of gpuctl was running"
+    click.echo(f"{link.mark}{link.name}: {said}")
     return int(Exit.GOOD)
 
 
@@ -92,7 +93,7 @@ def status(ct: str | None, inventory: tuple[Path, ...], as_json: bool) -> int:
         print_json({"container": link.name, "lab": link.lab, "engine": dataclasses.asdict(facts)})
     else:
         for line in made.describe(facts):
-            click.echo(line)
+            click.echo(link.mark + line)
     return int(Exit.GOOD if facts.state == "ready" else Exit.FAILED)
 
 

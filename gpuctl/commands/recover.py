@@ -77,13 +77,13 @@ def _preview(link: Any, names: tuple[StageName, ...], wait_s: float, *, as_json:
     from gpuctl.story import Story
     from provision.pipeline import preview
 
-    story = Story(quiet=quiet)
+    story = Story(quiet=quiet, lab=link.lab)
     previews = preview(recovery.stages(link, names, wait_s=wait_s), story.report)
     if as_json:
         stages = [preview_json(p) for p in previews]
         print_json({"container": link.name, "lab": link.lab, "dry_run": True, "stages": stages})
     else:
-        say_preview(link.name, previews, "nothing to change")
+        say_preview(link.mark + link.name, previews, "nothing to change")
     blocked = next((p.blocked for p in previews if p.blocked), None)
     return int(blocked.exit_code if blocked else Exit.GOOD)
 
@@ -94,7 +94,7 @@ def _run(link: Any, names: tuple[StageName, ...], wait_s: float, *, yes: bool, a
     from gpuctl.story import Story
     from provision.pipeline import run
 
-    story = Story(quiet=quiet)
+    story = Story(quiet=quiet, lab=link.lab)
     began = time.monotonic()
     with link.exclusive("recover"):
         before = diary.earlier(link.name)
@@ -102,7 +102,7 @@ def _run(link: Any, names: tuple[StageName, ...], wait_s: float, *, yes: bool, a
             story.say(
                 f"the run before this one did not finish (it was in stage {before.stage or 'connect'}); continuing"
             )
-        journal = diary.open_journal(link.name, stages=[str(n) for n in names], argv=sys.argv[1:])
+        journal = diary.open_journal(link.name, lab=link.lab, stages=[str(n) for n in names], argv=sys.argv[1:])
 
         def report(entry: Report) -> None:
             journal.write("stage", stage=str(entry.stage), phase=str(entry.phase), line=entry.line)
@@ -163,8 +163,7 @@ def _answer(
         return
     reached = "in a proven state" if last.stage is StageName.BENCH else f"right up to stage {last.stage}"
     what = count(len(changed), "change") if changed else "nothing had to be changed"
-    mark = "lab: " if link.lab else ""
-    click.echo(f"{mark}{link.name} is {reached}: {what}, {seconds:.1f} s")
+    click.echo(f"{link.mark}{link.name} is {reached}: {what}, {seconds:.1f} s")
     if last.stage is StageName.BENCH:
         for line in last.found:
             click.echo(line)

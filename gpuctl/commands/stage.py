@@ -55,7 +55,7 @@ def stage(
                 hint=f"add containers.{link.name}.weights, or give --repo and --to",
             )
         with link.exclusive("stage"):
-            return _run(made, link.name, dry_run=dry_run, as_json=as_json, quiet=quiet)
+            return _run(made, link.name, lab=link.lab, dry_run=dry_run, as_json=as_json, quiet=quiet)
 
 
 def _single(one: dict[str, Any]) -> Any:
@@ -74,29 +74,31 @@ def _single(one: dict[str, Any]) -> Any:
     return WeightsStage(LocalMachine(), (Weights(**{name: one[name] for name in names}),), (token,))
 
 
-def _run(made: Any, where: str, *, dry_run: bool, as_json: bool, quiet: bool) -> int:
+def _run(made: Any, where: str, *, lab: bool = False, dry_run: bool, as_json: bool, quiet: bool) -> int:
     from gpuctl.story import Story
     from provision.pipeline import preview, run
 
-    story = Story(quiet=quiet or as_json)
+    story = Story(quiet=quiet or as_json, lab=lab)
+    mark = "lab: " if lab else ""
     if dry_run:
         previews = preview((made,), story.report)
         blocked = previews[0].blocked
         if as_json:
-            print_json({"container": where, "dry_run": True, "stages": [preview_json(previews[0])]})
+            print_json({"container": where, "lab": lab, "dry_run": True, "stages": [preview_json(previews[0])]})
         else:
-            say_preview(where, previews, "the weights are staged and verified")
+            say_preview(mark + where, previews, "the weights are staged and verified")
         return int(blocked.exit_code if blocked else Exit.GOOD)
     outcome = run((made,), story.report, story.emit)[0]
     if as_json:
         print_json(
             {
                 "container": where,
+                "lab": lab,
                 "dry_run": False,
                 "stages": [{"stage": "weights", "found": list(outcome.found), "changed": list(outcome.changed)}],
             }
         )
     elif not quiet:
         for line in outcome.changed or outcome.found:
-            click.echo(line)
+            click.echo(mark + line)
     return int(Exit.GOOD)

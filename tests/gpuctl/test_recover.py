@@ -117,3 +117,32 @@ def test_a_bench_of_its_own_measures_again(lab: Lab, inventory: Path) -> None:
     result = json.loads(done.stdout)["result"]
     assert [shape["task"] for shape in result["shapes"]] == ["fib"]
     assert result["lab"] is True
+
+
+def test_every_answer_of_the_lab_is_marked_as_lab(lab: Lab, inventory: Path) -> None:
+    for words in (
+        ("recover", "ct200", "--until", "container"),
+        ("devices", "show", "ct200"),
+        ("stage", "ct200"),
+        ("engine", "status", "ct200"),
+        ("preflight", "ct200"),
+    ):
+        done = lab.run(*words, inventory=inventory)
+        assert done.stdout, done.stderr
+        assert all(line.startswith(("lab: ", " ")) for line in done.stdout.splitlines()), done.stdout
+    assert lab.json("devices", "plan", "ct200")["lab"] is True
+    assert lab.json("stage", "ct200")["lab"] is True
+
+
+def test_a_container_with_its_own_sshd_is_reached_by_it_and_not_by_pct(lab: Lab, inventory: Path) -> None:
+    # The lab's container has none; the host's stands in.
+    text = inventory.read_text()
+    ssh = text[text.index("    ssh:\n") : text.index("\ncontainers:")].rstrip()
+    own = lab.folder / "own-sshd.yaml"
+    own.write_text(text.replace("    vmid: 200\n", f"    vmid: 200\n{ssh}\n"))
+    inside = json.loads(lab.run("devices", "facts", "ct200", inventory=own).stdout)["inside"]
+    assert "nodes" in inside
+    closed = re.sub(r"port: \d+", "port: 1", ssh)
+    own.write_text(text.replace("    vmid: 200\n", f"    vmid: 200\n{closed}\n"))
+    inside = json.loads(lab.run("devices", "facts", "ct200", inventory=own).stdout)["inside"]
+    assert "127.0.0.1:1 refuses connections" in inside["unreadable"]

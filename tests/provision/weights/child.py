@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import Any
 
 
 def main() -> int:
+    # A shell that starts its jobs in the background lets them ignore Ctrl-C; this process must not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     given: dict[str, Any] = json.loads(sys.argv[1])
     from inventory.errors import GpuctlError
     from provision.weights import room
