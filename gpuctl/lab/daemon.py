@@ -21,6 +21,7 @@ from gpuctl.lab.kernel import Kernel
 from gpuctl.lab.machine import Node
 from gpuctl.lab.ssh import SshServer
 from gpuctl.lab.state import VMID, LabDir, LabInfo, open_dir, read_info, write_json
+from inventory.errors import Failed
 
 if TYPE_CHECKING:
     from gpuctl.lab.hub import RunningHub
@@ -44,8 +45,9 @@ class Daemon:
         before = read_info(lab)
         wanted = first_ports | (before.ports if before else {})
         self._ports = {name: port if _free(port) else 0 for name, port in wanted.items()}
-        # Nothing of ours listens there; only the inventory must name a port that is free.
-        self._ports["engine"] = self._ports["engine"] or _any_port()
+        # Nothing of ours listens there; the inventory must name a port that stays free for this lab's engine.
+        self._reserved = _reserve(self._ports["engine"])
+        self._ports["engine"] = int(self._reserved.getsockname()[1])
         self._notes: list[str] = []
         self.fresh = not lab.kernel.exists()
         token = before.token if before else secrets.token_hex(16)
@@ -203,10 +205,21 @@ async def _run(lab: LabDir, ports: dict[str, int]) -> None:
     await Daemon(lab, asyncio.get_running_loop(), first_ports=ports).run()
 
 
-def _any_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _reserve(wanted: int) -> socket.socket:
+    """A port for the engine that no other lab takes: a datagram socket of that number is the mark between labs.
+
+    Below the range from which the kernel takes the ports of outgoing connections.
+    """
+    for port in (wanted, *range(PORTS["engine"], PORTS["engine"] + 400)):
+        if port and _free(port):
+            mark = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                mark.bind(("127.0.0.1", port))
+            except OSError:
+                mark.close()
+                continue
+            return mark
+    raise Failed("no port is free for the lab's engine", hint="end the labs that are not needed: gpuctl lab down")
 
 
 def _free(port: int) -> bool:
