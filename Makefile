@@ -21,10 +21,10 @@ recover: $(VENV)/.lab ## set up, reboot the embedded host, recover ct200
 
 test: $(VENV)/.dev ## set up and run all tests (as root with apt: also those against real OpenSSH)
 	@sh tests/system-packages.sh
-	$(VENV)/bin/pytest -n 2 --dist loadfile
+	$(VENV)/bin/pytest -n 3 --dist loadfile
 
 test-fast: $(VENV)/.dev ## the tests that need neither the lab nor an engine, under a minute
-	$(VENV)/bin/pytest -n 2 -m "not slow and not lab and not engine and not root"
+	$(VENV)/bin/pytest -n 4 -m "not slow and not lab and not engine and not root"
 
 check: $(VENV)/.dev ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .

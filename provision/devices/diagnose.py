@@ -112,7 +112,8 @@ def _configuration(scene: _Scene) -> Iterator[Cause]:
     view, name = scene.document.main, scene.name
     access = wanted.access(view, scene.items, scene.known, scene.host)
     denied = [found for found in access if not found.permitted]
-    old = () if scene.document.unprivileged else stale.stale(view, scene.host, scene.known)
+    raw = stale.has_raw_nvidia(view)
+    old = () if scene.document.unprivileged else stale.stale(view, scene.host, scene.known, raw=raw)
     explained: set[int] = set()
     for entry in old:
         evidence = (f"line {entry.number}: {entry.key}: {entry.rule}",)

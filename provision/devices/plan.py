@@ -60,11 +60,43 @@ def conf_plan(document: conf.Document, host: HostFacts, container: Container) ->
     absent = [item.name for item in goal.nodes if known.number(item, host) is None]
     if absent:
         return ConfPlan(later=(f"the rules for {', '.join(absent)} are judged once their driver is loaded",))
+    raw = stale.has_raw_nvidia(document.main)
+    draft = _drafted(document, host, known, goal.nodes, raw=raw)
+    if not raw and stale.has_raw_nvidia(draft.now()):
+        # It may be we who bring the first raw lines; then old rules beside them are judged as such at once.
+        draft = _drafted(document, host, known, goal.nodes, raw=True)
+    if draft.inserts and (header := _false_header(document)) is not None:
+        return ConfPlan(
+            blocked=ConfigError(
+                f"line {header.number} of {host.conf_path}, {header.body.strip()!r}, looks like a section, but Proxmox "
+                "skips it and reads the lines below as the main section",
+                hint="take that line out by hand: a rule written above it could be undone below it",
+            )
+        )
+    return _judged(draft, goal)
+
+
+def _drafted(
+    document: conf.Document, host: HostFacts, known: wanted.Drivers, nodes: tuple[wanted.Want, ...], *, raw: bool
+) -> _Draft:
     draft = _Draft(document, host, known)
     draft.rename_legacy()
-    draft.replace_stale(goal.nodes)
-    draft.add_missing(goal.nodes)
-    return _judged(draft, goal)
+    draft.replace_stale(nodes, raw=raw)
+    draft.add_missing(nodes)
+    return draft
+
+
+def _false_header(document: conf.Document) -> conf.Line | None:
+    """A rejected section header that has raw lines of the main section below it."""
+    header = None
+    for line in document.lines:
+        if line.section != 0:
+            break
+        if line.body.startswith("["):
+            header = header or line
+        elif header is not None and line.kind is conf.Kind.RAW:
+            return header
+    return None
 
 
 class _Draft:
@@ -111,10 +143,10 @@ class _Draft:
                 self.lines.append(f"rename {line.key} to {key} for `{line.value}`: cgroup v1 keys are ignored")
             seen.add((key, line.value))
 
-    def replace_stale(self, items: Iterable[wanted.Want]) -> None:
+    def replace_stale(self, items: Iterable[wanted.Want], *, raw: bool) -> None:
         if self.free:
             return  # rules have no effect there
-        found = stale.stale(self.view, self.host, self.known)
+        found = stale.stale(self.view, self.host, self.known, raw=raw)
         groups: dict[int, list[stale.Stale]] = {}
         # A number that another driver has now is the less likely one to have been NVIDIA's last.
         for entry in sorted(found, key=lambda entry: bool(entry.owner)):

@@ -18,14 +18,14 @@ class Stale:
     owner: str
 
 
-def stale(view: conf.View, host: HostFacts, known: wanted.Drivers) -> tuple[Stale, ...]:
+def stale(view: conf.View, host: HostFacts, known: wanted.Drivers, *, raw: bool) -> tuple[Stale, ...]:
     """Allow rules with a dynamic major that no NVIDIA driver has at this boot.
 
-    Only in a configuration that has raw lines for NVIDIA (`dev[n]` never needed a rule), only in the kernel's
-    dynamic ranges, and not for a major that another device passed in explains. While nvidia-uvm isn't loaded
-    nothing is called stale.
+    Only in a configuration that has, or is about to get, raw lines for NVIDIA (`raw`; `dev[n]` never needed a
+    rule), only in the kernel's dynamic ranges, and not for a major that another device passed in explains. While
+    nvidia-uvm isn't loaded nothing is called stale.
     """
-    if "nvidia-uvm" not in known.majors or not _has_raw_nvidia(view):
+    if "nvidia-uvm" not in known.majors or not raw:
         return ()
     explained = wanted.foreign_majors(host) | set(known.majors.values())
     waiting = _unexplained_source(view, host)
@@ -43,7 +43,8 @@ def stale(view: conf.View, host: HostFacts, known: wanted.Drivers) -> tuple[Stal
     return tuple(found)
 
 
-def _has_raw_nvidia(view: conf.View) -> bool:
+def has_raw_nvidia(view: conf.View) -> bool:
+    """Whether NVIDIA devices are passed in by raw lines: mount entries, or a rule for the fixed major."""
     if any(path.startswith("/dev/nvidia") for path in wanted.mounted(view)):
         return True
     return any(

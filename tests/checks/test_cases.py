@@ -14,6 +14,8 @@ from checks.job import look
 from checks.report import Report, Status
 from checks.text import lines
 
+pytestmark = pytest.mark.slow  # as a whole: many short waits and processes
+
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
 
 

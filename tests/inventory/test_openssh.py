@@ -20,7 +20,7 @@ from inventory.ssh import SshShell
 
 SSHD = Path("/usr/sbin/sshd")
 
-pytestmark = pytest.mark.skipif(not SSHD.exists(), reason=f"{SSHD} is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SSHD.exists(), reason=f"{SSHD} is not installed")]
 
 
 class Server:

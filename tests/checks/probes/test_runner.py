@@ -13,6 +13,8 @@ import pytest
 from checks.probes import runner
 from checks.probes.lines import parse
 
+pytestmark = pytest.mark.slow  # as a whole: many short waits and processes
+
 FRAME = """
 import os, signal, sys, time
 from checks.probes.writer import run

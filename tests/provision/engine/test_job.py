@@ -21,6 +21,8 @@ from inventory.errors import Failed, Refused
 from inventory.launch import Launch
 from provision.engine import job, procs, state
 
+pytestmark = pytest.mark.slow  # as a whole: many short waits and processes
+
 
 def ignore(event: Mapping[str, Any]) -> None:
     del event

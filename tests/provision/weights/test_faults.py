@@ -13,6 +13,8 @@ from gpuctl.lab.hub.faults import Route
 from gpuctl.lab.hub.sample import FILES, FIRST, NAME, SECOND
 from inventory.errors import CannotLook, Failed, GpuctlError
 
+pytestmark = pytest.mark.slow  # as a whole: many short waits and processes
+
 if TYPE_CHECKING:
     from tests.provision.weights.conftest import Bench
 

@@ -18,6 +18,8 @@ import pytest
 from gpuctl.lab.hub import Fault, FaultKind, HubRepo
 from gpuctl.lab.hub.sample import FILES, FIRST, NAME, SECOND
 
+pytestmark = pytest.mark.slow  # as a whole: many short waits and processes
+
 if TYPE_CHECKING:
     from tests.provision.weights.conftest import Bench
 
