@@ -7,6 +7,9 @@ GPUCTL := $(VENV)/bin/gpuctl
 LAB    := .lab
 LOCKED := --require-hashes --no-deps
 
+# Some shells forbid bytecode; compiling everything at every start would double all times here.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help recover test test-fast check fix lock wheel clean
 
