@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuctl.bundle import Bundle, build
 from gpuctl.remote import RemoteMachine
-from inventory.machine import Machine, Shell
+from inventory.machine import Shell
 from inventory.model import Container, Host, Thresholds
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Link:
         """Stands before every answer line of the embedded host."""
         self._loaded = loaded
         self._built: Bundle | None = None
+        self._building = threading.Lock()
         self._open: list[SshShell | RemoteMachine] = []
 
     @property
@@ -66,22 +68,23 @@ class Link:
         return shell
 
     @cached_property
-    def host(self) -> Machine:
+    def host(self) -> RemoteMachine:
         """The host, for jobs."""
         return self._machine(self.host_shell)
 
-    def _machine(self, shell: Shell) -> Machine:
+    def _machine(self, shell: Shell) -> RemoteMachine:
         machine = RemoteMachine(shell, self._bundle)
         self._open.append(machine)
         return machine
 
     def _bundle(self) -> Bundle:
-        if self._built is None:
-            self._built = build()
-        return self._built
+        with self._building:
+            if self._built is None:
+                self._built = build()
+            return self._built
 
     @cached_property
-    def ct(self) -> Machine:
+    def ct(self) -> RemoteMachine:
         """The container, for jobs: by its own sshd when the inventory names one, else by `pct exec`."""
         from inventory.shell import PctShell
         from inventory.ssh import SshShell

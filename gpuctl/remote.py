@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -105,6 +106,7 @@ class RemoteMachine:
         self._bundle = bundle
         self._python = python
         self._session: Session | None = None
+        self._one_job = threading.Lock()
 
     @property
     def where(self) -> str:
@@ -116,8 +118,12 @@ class RemoteMachine:
         """Run the job there; see `inventory.machine.Machine`.
 
         A session that has ended since the last job (the container was restarted) is opened again; a job that the
-        other side had begun is never repeated.
+        other side had begun is never repeated. Calls from several threads are made one after the other.
         """
+        with self._one_job:
+            return self._call(job, args, emit, timeout_s)
+
+    def _call(self, job: str, args: Mapping[str, Any] | None, emit: Emit, timeout_s: float) -> Any:
         request = json.dumps({"job": job, "args": dict(args or {})}).encode()
         kept = self._session is not None and not self._session.over
         answer, completed = self._ask(request, job, emit, timeout_s)
@@ -153,6 +159,15 @@ class RemoteMachine:
         """Python's own words for a script that is not there (exit status 2): no round trip to look for it."""
         path = self._path(self._bundle()).encode()
         return completed.rc == 2 and b"can't open file" in completed.stderr and path in completed.stderr
+
+    def warm_up(self) -> None:
+        """Start the interpreter there in the background; a failure shows at the next call."""
+
+        def greet() -> None:
+            with contextlib.suppress(Exception):
+                self.call("agent.hello")
+
+        threading.Thread(target=greet, daemon=True).start()
 
     def close(self) -> None:
         """End the session."""

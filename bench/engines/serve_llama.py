@@ -11,12 +11,27 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
 def threads_default() -> int:
     """Half of the usable cores: ggml's threads spin, and with one per core on a busy machine it crawls."""
     return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def batch_threads_default() -> int:
+    """The cores nobody uses now: a prompt is worked off in one go, so more threads pay, but only on free cores."""
+    cores = len(os.sched_getaffinity(0))
+    busiest = 0
+    for _ in range(5):
+        time.sleep(0.02)
+        try:
+            running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+            busiest = max(busiest, int(running) - 1)  # one of them is this process
+        except (OSError, ValueError, IndexError):
+            return threads_default()
+    return max(threads_default(), cores - busiest)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--port", type=int, required=True)
     flags.add_argument("--alias", default="")
     flags.add_argument("--threads", "-t", type=int, default=threads_default())
+    flags.add_argument(
+        "--threads-batch", "-tb", type=int, default=0, help="0: the cores that are free at the start"
+    )
     flags.add_argument("--ctx-size", "--ctx", "-c", type=int, default=4096)
     flags.add_argument("--parallel", "-np", type=int, default=1)
     flags.add_argument("--metrics", action="store_true")
@@ -47,7 +65,7 @@ def configure(flags: argparse.Namespace, xllamacpp: Any) -> Any:
     params.n_ctx = flags.ctx_size
     params.n_parallel = flags.parallel
     params.cpuparams.n_threads = flags.threads
-    params.cpuparams_batch.n_threads = flags.threads
+    params.cpuparams_batch.n_threads = flags.threads_batch or batch_threads_default()
     params.hostnames = [flags.host]
     params.port = flags.port
     params.endpoint_metrics = flags.metrics

@@ -50,6 +50,8 @@ class ConnectStage:
 
     def _look(self) -> ConnectFacts:
         link = self._link
+        # The host's interpreter starts while the API is asked, the container's while the host is looked at.
+        link.host.warm_up()
         wanted = link.host_entry.node
         if wanted and link.node != wanted:
             raise ConfigError(
@@ -58,6 +60,8 @@ class ConnectStage:
                 hint=f"it was migrated; give it the host that reaches {link.node}, or change its 'node'",
             )
         status = link.api.status(link.node, link.container.vmid)
+        if status.status == "running":
+            link.ct.warm_up()
         return ConnectFacts(
             version=link.api.version(),
             node=link.node,

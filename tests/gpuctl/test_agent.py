@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,20 @@ def test_a_print_of_a_library_never_lands_between_the_json_lines(tmp_path: Path)
     )
     assert done.stdout.count(b"\n") == 2
     assert b"noise" in done.stderr
+
+
+def test_a_warm_up_that_fails_says_nothing_and_the_next_call_does(capfd: pytest.CaptureFixture[str]) -> None:
+    machine = RemoteMachine(FakeShell(rc=127), build)
+    machine.warm_up()
+    with pytest.raises(CannotLook, match="python3 cannot be run"):
+        machine.call("agent.hello")
+    assert capfd.readouterr().err == ""
+
+
+def test_calls_from_several_threads_are_made_one_after_the_other() -> None:
+    shell = FakeShell()
+    machine = RemoteMachine(shell, build)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda x: machine.call("agent.hello", {"x": x}), range(32)))
+    assert answers == [{"x": x} for x in range(32)]
+    assert len(shell.runs) == 2

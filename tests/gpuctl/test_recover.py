@@ -11,7 +11,7 @@ from labkit import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
-QUICK = (("max_tokens: [24]", "max_tokens: [8]"), ("repeats: 3", "repeats: 1"))
+QUICK = (("max_tokens: [16]", "max_tokens: [8]"), ("repeats: 3", "repeats: 1"))
 """The same job with fewer tokens."""
 
 
