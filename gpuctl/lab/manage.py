@@ -173,4 +173,4 @@ def _last_lines(lab: LabDir) -> tuple[str, ...]:
 def _require_packages() -> None:
     absent = [name for name in ("asyncssh", "cryptography") if importlib.util.find_spec(name) is None]
     if absent:
-        raise Refused(f"the lab needs {' and '.join(absent)}", hint="install what requirements/lab.lock names (see README)")
+        raise Refused(f"the lab needs {' and '.join(absent)}", hint="they are in requirements/lab.lock")
