@@ -123,7 +123,7 @@ def _run(link: Any, names: tuple[StageName, ...], wait_s: float, *, yes: bool, a
             raise
         journal.end("done", changed=[line for o in outcomes for line in o.changed])
         _answer(link, outcomes, journal, time.monotonic() - began, as_json=as_json, quiet=quiet)
-    return int(Exit.GOOD)
+    return int(Exit.WARNING if any(outcome.warnings for outcome in outcomes) else Exit.GOOD)
 
 
 def _ask(name: str, stage: StageName, steps: tuple[Step, ...]) -> None:
@@ -153,13 +153,20 @@ def _answer(
                 "outcome": "recovered" if changed else "already",
                 "seconds": round(seconds, 3),
                 "stages": [
-                    {"stage": str(o.stage), "found": list(o.found), "changed": list(o.changed)} for o in outcomes
+                    {
+                        "stage": str(o.stage),
+                        "found": list(o.found),
+                        "changed": list(o.changed),
+                        "warnings": list(o.warnings),
+                    }
+                    for o in outcomes
                 ],
                 "journal": str(journal.path),
             }
         )
         return
-    if quiet and not changed:
+    warnings = [line for outcome in outcomes for line in outcome.warnings]
+    if quiet and not changed and not warnings:
         return
     reached = "in a proven state" if last.stage is StageName.BENCH else f"right up to stage {last.stage}"
     what = count(len(changed), "change") if changed else "nothing had to be changed"
@@ -167,3 +174,5 @@ def _answer(
     if last.stage is StageName.BENCH:
         for line in last.found:
             click.echo(line)
+    for line in warnings:
+        click.echo(f"{link.mark}warning: {line}")

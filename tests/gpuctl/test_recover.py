@@ -146,3 +146,28 @@ def test_a_container_with_its_own_sshd_is_reached_by_it_and_not_by_pct(lab: Lab,
     own.write_text(text.replace("    vmid: 200\n", f"    vmid: 200\n{closed}\n"))
     inside = json.loads(lab.run("devices", "facts", "ct200", inventory=own).stdout)["inside"]
     assert "127.0.0.1:1 refuses connections" in inside["unreadable"]
+
+
+def test_a_slower_baseline_than_before_the_reboot_is_a_warning_with_exit_code_1(lab: Lab, inventory: Path) -> None:
+    strict = lab.folder / "strict.yaml"
+    strict.write_text(inventory.read_text().replace("baseline_drop_pct: 75", "baseline_drop_pct: 0.001"))
+    assert lab.run("recover", "ct200", "--yes", inventory=inventory).returncode == 0
+    fast = newest_result(lab)
+    # What the same machine did before this boot: twice as fast.
+    before = json.loads(fast.read_text())
+    before["boot_id"], before["run_id"] = "0" * 36, before["run_id"] + "-before"
+    for shape in before["shapes"]:
+        for run in shape["runs"]:
+            run["sample"]["decode_tok_s"] *= 2
+    other = fast.parent.parent / before["run_id"]
+    other.mkdir()
+    (other / "result.json").write_text(json.dumps(before))
+    done = lab.run("recover", "ct200", inventory=strict)
+    assert done.returncode == 1, done.stderr
+    assert "below the baseline before the reboot" in done.stdout
+
+
+def newest_result(lab: Lab) -> Path:
+    from gpuctl.stages.bench import home
+
+    return max(home("ct200").glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns)
