@@ -60,8 +60,10 @@ class Server:
         found, todo = [], [self.process.pid]
         while todo:
             pid = todo.pop()
-            for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                todo += [int(word) for word in task.read_text().split()]
+            # A session that has just ended takes its folder along while we read.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                    todo += [int(word) for word in task.read_text().split()]
             found.append(pid)
         return found[1:]
 
