@@ -119,12 +119,14 @@ class TestLocal:
             LocalShell().run(("sh", "-c", script), timeout_s=0.5)
         pid = int((tmp_path / "pid").read_text())
         end = time.monotonic() + 3
-        while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < end:
-            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-                break
+        state = "?"
+        while state not in ("Z", "gone") and time.monotonic() < end:
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                state = "gone"
             time.sleep(0.05)
-        else:
-            assert not Path(f"/proc/{pid}").exists()
+        assert state in ("Z", "gone")
 
     def test_a_daemon_that_keeps_the_streams_open_is_not_waited_for(self, tmp_path: Path) -> None:
         began = time.monotonic()
