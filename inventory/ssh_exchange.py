@@ -104,13 +104,17 @@ class Exchange:
 
     def _chunks(self, receive: Callable[[int], bytes]) -> Iterator[bytes]:
         """Data until end of file; ends early when the command is over and its stream stays silent."""
+        over: float | None = None
         while True:
             try:
                 data = receive(CHUNK)
             except TimeoutError:
                 self._limit.check()
-                if self._channel.status_event.is_set() and time.monotonic() - self._last > GRACE_S:
-                    return
+                if self._channel.status_event.is_set():
+                    # Counted from when the end was seen: before it, a command may be silent as long as it likes.
+                    over = over or time.monotonic()
+                    if time.monotonic() - max(over, self._last) > GRACE_S:
+                        return
                 continue
             if not data:
                 return

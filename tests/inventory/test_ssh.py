@@ -64,6 +64,26 @@ class TestCommands:
         assert seen[1][0] - seen[0][0] > 0.5
         assert done.stdout == b""
 
+    def test_output_that_comes_after_the_exit_status_is_not_lost(
+        self, shell: SshShell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import paramiko
+
+        receive = paramiko.Channel.recv
+
+        def late(channel: paramiko.Channel, size: int) -> bytes:
+            # Some servers report the end first; the data is then still on its way for a moment.
+            if not ticks:
+                ticks.append(1)
+                assert channel.status_event.wait(5)
+                raise TimeoutError
+            return receive(channel, size)
+
+        ticks: list[int] = []
+        monkeypatch.setattr(paramiko.Channel, "recv", late)
+        done = shell.run(("sh", "-c", "sleep 1.3; echo late"))
+        assert ticks and done.stdout == b"late\n"
+
     def test_an_error_in_on_line_ends_the_command_and_comes_out(self, shell: SshShell) -> None:
         def fail(line: bytes) -> None:
             raise ValueError("enough")
