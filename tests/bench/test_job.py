@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,13 @@ def made(serve: Any, engine: Engine, tmp_path: Path) -> Callable[..., Result]:
 
     def make(**more: Any) -> Result:
         few = {"repeats": 1, "tasks": ["json"], "max_tokens": [4], **more}
-        return Result.from_json(job.run(arguments(truth.url, tmp_path, **few), ignore))
+        for _ in range(10):
+            result = Result.from_json(job.run(arguments(truth.url, tmp_path, **few), ignore))
+            # On a busy machine all four tokens may be read at once, which has no rate.
+            if result.decode is not None:
+                break
+            shutil.rmtree(tmp_path / result.run_id)
+        return result
 
     return make
 
