@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from inventory.errors import CannotLook
 
@@ -113,7 +113,51 @@ class Module:
     name: str
     loaded: bool
     version: str = ""
+    """Of the loaded one (/sys/module/NAME/version)."""
     on_disk: bool | None = None
+    disk_version: str = ""
+    """Of the file on disk for the running kernel, as modinfo tells it."""
+    flavour: str = ""
+    """Of the file on disk: `open`, `proprietary`, or "" when it can't be told (modinfo's license)."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Pci:
+    """An NVIDIA function on the PCI bus, whether or not a driver has it."""
+
+    address: str
+    device: str = ""
+    """Device id, four hexadecimal digits."""
+    kind: str = ""
+    """Class as in sysfs: `0x030000` VGA, `0x030200` 3D controller, `0x068000` NVSwitch bridge."""
+    driver: str = ""
+    """Driver that is bound, "" when none is."""
+    iommu: str = ""
+    """Type of its IOMMU group: `DMA`, `DMA-FQ`, `identity`, or "" without an IOMMU."""
+
+    @property
+    def display(self) -> bool:
+        """Whether it is a GPU."""
+        return self.kind.startswith("0x03")
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A configuration as it was before an edit of ours."""
+
+    path: str
+    made_s: float
+    """Seconds since the epoch."""
+    before: str
+    """SHA-1 of the backup itself."""
+    after: str = ""
+    """SHA-1 of what the edit wrote; "" when that was not noted (a backup of an older version)."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -143,8 +187,35 @@ class HostFacts:
     modules: tuple[Module, ...] = ()
     modprobe: str = ""
     """Path of nvidia-modprobe, empty when it is not installed."""
-    foreign: tuple[tuple[str, str], ...] = ()
-    """NVIDIA display devices bound to another driver: PCI address and driver (nouveau, vfio-pci)."""
+    pci: tuple[Pci, ...] = ()
+    """Every NVIDIA function of the bus."""
+    acs_redirect: tuple[str, ...] = ()
+    """PCI bridges above a GPU whose ACS redirects peer-to-peer requests to the root."""
+    conf_changed_s: float = 0.0
+    """When the configuration was last written, seconds since the epoch."""
+    owners: tuple[str, ...] = ()
+    """Nodes of the cluster whose folder holds this VMID's configuration."""
+    nodename: str = ""
+    """This node's name in the cluster; "" when it can't be told."""
+    quorate: bool | None = None
+    """Whether /etc/pve can be written; None when it can't be told."""
+    pve_manager: str = ""
+    """Version of the package pve-manager, for example `9.2.11`."""
+    pve_container: str = ""
+    """Version of the package pve-container; `dev[n]` came with 5.0.7, hot-plug of a new one with 6.0.4."""
+    dkms: Content = Content()
+    """What `dkms status` printed; absent: dkms is not installed."""
+    headers: bool | None = None
+    """Whether the headers of the running kernel are installed."""
+    secure_boot: bool | None = None
+    kernel_log: Content = Content()
+    """Lines about the NVIDIA driver in the kernel's log of this boot, the last 60."""
+    cmdline: Content = Content()
+    """/proc/cmdline."""
+    backups: tuple[Backup, ...] = ()
+    """Of this container's configuration, the newest first."""
+    boot_unit: Content = Content()
+    """Our unit that makes the nodes before Proxmox starts its guests; absent: not installed."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Facts of a newer version, kept as they are."""
 
@@ -155,40 +226,61 @@ class HostFacts:
     def module(self, name: str) -> Module | None:
         return next((module for module in self.modules if module.name == name), None)
 
+    @property
+    def foreign(self) -> tuple[tuple[str, str], ...]:
+        """GPUs bound to another driver than nvidia (nouveau, vfio-pci): PCI address and driver."""
+        return tuple((f.address, f.driver) for f in self.pci if f.display and f.driver not in ("", "nvidia"))
+
     def to_json(self) -> dict[str, Any]:
-        plain = ("vmid", "boot_id", "kernel", "now_s", "uptime_s", "conf_digest", "conf_path", "modprobe")
         return {
             **self.extra,
-            **{name: getattr(self, name) for name in plain},
-            **{name: getattr(self, name).to_json() for name in ("proc_devices", "driver", "params", "conf")},
-            **{name: [x.to_json() for x in getattr(self, name)] for name in ("nodes", "gpus", "modules")},
-            "foreign": [list(pair) for pair in self.foreign],
+            **{name: getattr(self, name) for name in (*_TEXTS, *_NUMBERS, *_ANSWERS)},
+            **{name: list(getattr(self, name)) for name in _WORDS},
+            **{name: getattr(self, name).to_json() for name in _CONTENTS},
+            **{name: [x.to_json() for x in getattr(self, name)] for name in _LISTS},
+            "vmid": self.vmid,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Raises `CannotLook` when it isn't what `to_json` writes."""
+        """Raises `CannotLook` when it isn't what `to_json` writes; what an older version did not know is left empty."""
         try:
             rest = dict(data)
-            values: dict[str, Any] = {
-                "vmid": int(rest.pop("vmid")),
-                **{
-                    name: str(rest.pop(name))
-                    for name in ("boot_id", "kernel", "conf_digest", "conf_path", "modprobe")
-                },
-                **{name: float(rest.pop(name)) for name in ("now_s", "uptime_s")},
-                **{
-                    name: Content.from_json(rest.pop(name))
-                    for name in ("proc_devices", "driver", "params", "conf")
-                },
-                "nodes": tuple(Node.from_json(item) for item in rest.pop("nodes")),
-                "gpus": tuple(Gpu(**item) for item in rest.pop("gpus")),
-                "modules": tuple(Module(**item) for item in rest.pop("modules")),
-                "foreign": tuple((str(a), str(b)) for a, b in rest.pop("foreign")),
-            }
+            values: dict[str, Any] = {"vmid": int(rest.pop("vmid"))}
+            for name in [name for name in cls.__slots__ if name in rest and name != "extra"]:
+                values[name] = _read(name, rest.pop(name))
             return cls(**values, extra=rest)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CannotLook(f"these are not host facts: {type(error).__name__} {error}") from error
+
+
+_TEXTS: Final = (
+    "boot_id", "kernel", "conf_digest", "conf_path", "modprobe", "nodename", "pve_manager", "pve_container",
+)  # fmt: skip
+_NUMBERS: Final = ("now_s", "uptime_s", "conf_changed_s")
+_ANSWERS: Final = ("quorate", "headers", "secure_boot")
+_WORDS: Final = ("acs_redirect", "owners")
+_CONTENTS: Final = (
+    "proc_devices", "driver", "params", "conf", "dkms", "kernel_log", "cmdline", "boot_unit",
+)  # fmt: skip
+_LISTS: Final[Mapping[str, Callable[..., Any]]] = {
+    "nodes": lambda **item: Node.from_json(item), "gpus": Gpu, "modules": Module, "pci": Pci, "backups": Backup,
+}  # fmt: skip
+
+
+def _read(name: str, value: Any) -> Any:
+    """One field of `HostFacts` from its JSON."""
+    if name in _TEXTS:
+        return str(value)
+    if name in _NUMBERS:
+        return float(value)
+    if name in _ANSWERS:
+        return None if value is None else bool(value)
+    if name in _WORDS:
+        return tuple(str(word) for word in value)
+    if name in _CONTENTS:
+        return Content.from_json(value)
+    return tuple(_LISTS[name](**item) for item in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +320,31 @@ class CtFacts:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CannotLook(f"these are not container facts: {type(error).__name__} {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class GuestFacts:
+    """A container and its node as the Proxmox API tells it."""
+
+    node: str
+    status: str
+    """`running` or `stopped`."""
+    lock: str = ""
+    ha: bool = False
+    """Whether the high-availability manager starts and stops it."""
+    uptime_s: float = 0.0
+    quorate: bool | None = None
+    """None: the API can't say (a single node)."""
+    startall_s: float | None = None
+    """When Proxmox began to start its guests after boot, seconds since the epoch; None when it isn't doing so."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Raises `CannotLook` when it isn't what `to_json` writes."""
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise CannotLook(f"these are not facts of the API: {error}") from error

@@ -15,7 +15,7 @@ from inventory.errors import ConfigError, Failed
 from inventory.machine import Emit
 from inventory.root import at
 from provision.devices import conf, conf_file, look, rules
-from provision.devices.facts import Gpu, HostFacts, Module, Node, NodeKind, State
+from provision.devices.facts import Gpu, HostFacts, Module, Node, NodeKind, Pci, State
 
 STEP_LIMIT_S = 60.0
 """Limit of one nvidia-modprobe; loading the module with many GPUs takes seconds."""
@@ -44,7 +44,7 @@ def facts(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG00
         gpus=_gpus(),
         modules=_modules(kernel),
         modprobe=shutil.which("nvidia-modprobe") or "",
-        foreign=_foreign(),
+        pci=_pci(),
     ).to_json()
 
 
@@ -103,21 +103,19 @@ def _modules(kernel: str) -> tuple[Module, ...]:
     return tuple(found)
 
 
-def _foreign() -> tuple[tuple[str, str], ...]:
-    """NVIDIA display devices (vendor 0x10de, class 03) with another driver than nvidia."""
+def _pci() -> tuple[Pci, ...]:
+    """NVIDIA functions (vendor 0x10de) and the driver that has each."""
     found = []
     for address in look.names("/sys/bus/pci/devices")[:512]:
         folder = f"/sys/bus/pci/devices/{address}"
         if look.content(f"{folder}/vendor").text.strip() != "0x10de":
             continue
-        if not look.content(f"{folder}/class").text.startswith("0x03"):
-            continue
         try:
             driver = Path(os.readlink(at(f"{folder}/driver"))).name  # noqa: PTH115
         except OSError:
-            continue
-        if driver != "nvidia":
-            found.append((address, driver))
+            driver = ""
+        kind = look.content(f"{folder}/class").text.strip()
+        found.append(Pci(address, look.content(f"{folder}/device").text.strip()[2:], kind, driver))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from provision.devices import conf, diagnose, edits, plan, predict, prepare
-from provision.devices.facts import Content, CtFacts, Module, Node, NodeKind, State
+from provision.devices.facts import Content, CtFacts, Module, Node, NodeKind, Pci, State
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
 
@@ -35,7 +35,7 @@ def _host(case: dict[str, Any], make: Any) -> Any:
         nodes=tuple(nodes),
         proc_devices=Content(State.PRESENT, case["proc"]),
         modules=(Module("nvidia", loaded, "", case.get("on_disk")),),
-        foreign=tuple((a, b) for a, b in case.get("foreign", ())),
+        pci=tuple(Pci(a, kind="0x030000", driver=b) for a, b in case.get("foreign", ())),
     )
     return replace(host, driver=Content(State.PRESENT, case["driver"])) if "driver" in case else host
 
