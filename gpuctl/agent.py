@@ -24,8 +24,8 @@ Job = Callable[[Mapping[str, Any], Emit], Any]
 JOBS: Final[dict[str, str]] = {
     "agent.hello": "gpuctl.hello:hello",
     "host.facts": "provision.devices.host_job:facts",
-    "host.prepare": "provision.devices.host_job:prepare",
-    "host.edit_conf": "provision.devices.host_job:edit_conf",
+    "host.prepare": "provision.devices.change_job:prepare",
+    "host.edit_conf": "provision.devices.change_job:edit_conf",
     "ct.device_facts": "provision.devices.ct_job:facts",
     "weights.stage": "provision.weights.job:stage",
     "weights.status": "provision.weights.job:status",

@@ -17,7 +17,7 @@ import pytest
 from inventory.errors import CannotLook, Failed
 from inventory.machine import Emit, ignore
 from inventory.model import Container, Devices, Gpus
-from provision.devices import conf, conf_file, host_job
+from provision.devices import change_job, conf, conf_file
 from provision.devices.facts import Content, CtFacts, Gpu, HostFacts, Module, Node, NodeKind, State
 
 RECORDED = Path(__file__).parents[2] / "data" / "pve"
@@ -130,7 +130,7 @@ class World:
         answer = {
             "host.facts": self._facts,
             "host.prepare": self._prepare,
-            "host.edit_conf": lambda words: host_job.edit_conf(words, emit),
+            "host.edit_conf": lambda words: change_job.edit_conf(words, emit),
             "ct.device_facts": self._inside,
         }[job](given)
         return json.loads(json.dumps(answer))

@@ -16,7 +16,7 @@ import pytest
 
 from inventory.errors import CannotLook, ConfigError, Refused
 from inventory.machine import ignore
-from provision.devices import conf_file, host_job
+from provision.devices import change_job, conf_file
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -30,7 +30,7 @@ def _digest(root: Path) -> str:
 
 
 def _edit(root: Path, text: str, **changes: Any) -> Any:
-    return host_job.edit_conf({"vmid": 200, "digest": _digest(root), "text": text, **changes}, ignore)
+    return change_job.edit_conf({"vmid": 200, "digest": _digest(root), "text": text, **changes}, ignore)
 
 
 def test_the_file_is_replaced_and_the_old_bytes_are_kept(conf_root: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_container_without_a_file_is_told_apart(conf_root: Path) -> None:
 @pytest.mark.parametrize("vmid", [None, "200", 99, True, 10**9, "../../etc/passwd"])
 def test_what_is_no_vmid_never_becomes_a_path(vmid: Any) -> None:
     with pytest.raises(ConfigError):
-        host_job.edit_conf({"vmid": vmid, "digest": "", "text": "x"}, ignore)
+        change_job.edit_conf({"vmid": vmid, "digest": "", "text": "x"}, ignore)
 
 
 def test_the_wait_for_the_lock_is_bounded(conf_root: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from inventory.errors import ConfigError, Failed
 from inventory.machine import ignore
-from provision.devices import ct_job, host_job, look
+from provision.devices import change_job, ct_job, host_job, look
 from provision.devices.facts import CtFacts, HostFacts, NodeKind, State
 
 INFORMATION = """Model: \t\t NVIDIA RTX PRO 6000 Blackwell
@@ -117,7 +117,7 @@ def test_a_configuration_in_any_encoding_survives_the_wire(host_root: Path) -> N
     (host_root / "etc/pve/lxc/200.conf").write_bytes(data)
     host = _facts()
     assert host.conf.text.encode("latin-1") == data
-    answer = host_job.edit_conf(
+    answer = change_job.edit_conf(
         {"vmid": 200, "digest": host.conf_digest, "text": host.conf.text + "cores: 1\n"}, ignore
     )
     assert (host_root / "etc/pve/lxc/200.conf").read_bytes() == data + b"cores: 1\n"
@@ -135,7 +135,7 @@ def test_an_empty_machine_gives_facts_that_say_so(tmp_path: Path, monkeypatch: p
 def test_prepare_runs_nothing_but_nvidia_modprobe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for steps in ([["rm", "-rf", "/"]], [[]], [["/tmp/nvidia-modprobe"]]):
         with pytest.raises(ConfigError):
-            host_job.prepare({"steps": steps}, ignore)
+            change_job.prepare({"steps": steps}, ignore)
 
 
 def test_prepare_reports_exit_status_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_prepare_reports_exit_status_and_words(tmp_path: Path, monkeypatch: pyte
     program.write_text('#!/bin/sh\necho "told: $*" >&2\nexit 3\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    answer = host_job.prepare({"steps": [["nvidia-modprobe", "-u", "-c", "0; reboot"]]}, ignore)
+    answer = change_job.prepare({"steps": [["nvidia-modprobe", "-u", "-c", "0; reboot"]]}, ignore)
     assert answer == {
         "ran": [{"argv": ["nvidia-modprobe", "-u", "-c", "0; reboot"], "rc": 3, "stderr": "told: -u -c 0; reboot"}]
     }
@@ -152,7 +152,7 @@ def test_prepare_reports_exit_status_and_words(tmp_path: Path, monkeypatch: pyte
 def test_prepare_without_the_program_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Failed, match="not installed"):
-        host_job.prepare({"steps": [["nvidia-modprobe", "-u"]]}, ignore)
+        change_job.prepare({"steps": [["nvidia-modprobe", "-u"]]}, ignore)
 
 
 def test_a_program_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +160,9 @@ def test_a_program_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     program.write_text("#!/bin/sh\nexec sleep 30\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(host_job, "STEP_LIMIT_S", 0.2)
+    monkeypatch.setattr(change_job, "STEP_LIMIT_S", 0.2)
     with pytest.raises(Failed, match="did not work"):
-        host_job.prepare({"steps": [["nvidia-modprobe", "-u"]]}, ignore)
+        change_job.prepare({"steps": [["nvidia-modprobe", "-u"]]}, ignore)
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, error: int | None) -> list[int]:
