@@ -26,6 +26,7 @@ JOBS: Final[dict[str, str]] = {
     "host.facts": "provision.devices.host_job:facts",
     "host.prepare": "provision.devices.change_job:prepare",
     "host.edit_conf": "provision.devices.change_job:edit_conf",
+    "host.undo_conf": "provision.devices.change_job:undo_conf",
     "ct.device_facts": "provision.devices.ct_job:facts",
     "weights.stage": "provision.weights.job:stage",
     "weights.status": "provision.weights.job:status",

@@ -50,3 +50,15 @@ def edit_conf(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: A
     vmid = conf_file.vmid_of(args)
     digest, backup = conf_file.replace(vmid, str(args["digest"]), conf.as_bytes(str(args["text"])))
     return {"digest": digest, "backup": backup}
+
+
+def undo_conf(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """Take the newest edit of a container's configuration back. args: `vmid`, and `backup` (a path) to go further.
+
+    Returns the new `digest`, the path that was `restored`, and the `backup` of what was undone: the same job with
+    nothing named puts that back. Raises `Refused` when the file has changed since, has a `lock:`, is as before
+    already, or there is no backup.
+    """
+    vmid = conf_file.vmid_of(args)
+    digest, restored, backup = conf_file.undo(vmid, str(args.get("backup") or ""))
+    return {"digest": digest, "restored": restored.path, "backup": backup}
