@@ -10,7 +10,12 @@ import sys
 def _start() -> None:
     from lab_driver import loader, nodes
 
-    nodes.install()
+    if nodes.level() == 1:
+        from lab_driver import real_nodes
+
+        real_nodes.install()
+    else:
+        nodes.install()
     loader.install()
 
 

@@ -14,6 +14,21 @@ import pytest
 
 import gpuctl
 
+STATE = """
+import ctypes, pynvml
+def nvml():
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as problem:
+        return -problem.value
+cuda = ctypes.CDLL("libcuda.so.1")
+def cu():
+    number = ctypes.c_int()
+    rc = cuda.cuInit(0)
+    return -rc if rc else (cuda.cuDeviceGetCount(ctypes.byref(number)), number.value)[1]
+print(json.dumps([nvml(), cu()]))
+"""
 SITE = Path(str(gpuctl.__file__)).parent / "lab" / "driver" / "site"
 
 
@@ -53,11 +68,11 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def python(root: Path) -> Callable[..., Any]:
-    """Run lines of Python as a lab process; the JSON it prints last is the answer."""
+    """Run lines of Python as a lab process; the JSON it prints last is the answer. `before`: words in front."""
 
-    def run(code: str, **env: str) -> Any:
+    def run(code: str, *, before: tuple[str, ...] = (), **env: str) -> Any:
         done = subprocess.run(
-            [sys.executable, "-c", f"import json, os, sys\nROOT = os.environ['GPUCTL_ROOT']\n{code}"],
+            [*before, sys.executable, "-c", f"import json, os, sys\nROOT = os.environ['GPUCTL_ROOT']\n{code}"],
             env={**os.environ, "GPUCTL_ROOT": str(root), "PYTHONPATH": str(SITE), **env},
             capture_output=True,
             text=True,
@@ -68,3 +83,9 @@ def python(root: Path) -> Callable[..., Any]:
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
+
+
+@pytest.fixture
+def libraries(python: Callable[..., Any]) -> Callable[..., Any]:
+    """[cards NVML counts, cards CUDA counts]; a negative number is a return code. Arguments are environment."""
+    return lambda **env: python(STATE, **env)

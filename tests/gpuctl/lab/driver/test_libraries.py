@@ -11,25 +11,9 @@ import pytest
 
 Python = Callable[..., Any]
 
-STATE = """
-import ctypes, pynvml
-def nvml():
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetCount()
-    except pynvml.NVMLError as problem:
-        return -problem.value
-cuda = ctypes.CDLL("libcuda.so.1")
-def cu():
-    number = ctypes.c_int()
-    rc = cuda.cuInit(0)
-    return -rc if rc else (cuda.cuDeviceGetCount(ctypes.byref(number)), number.value)[1]
-print(json.dumps([nvml(), cu()]))
-"""
 
-
-def test_healthy_lab_has_both_libraries(python: Python) -> None:
-    assert python(STATE) == [2, 2]
+def test_healthy_lab_has_both_libraries(libraries: Python) -> None:
+    assert libraries() == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -48,13 +32,13 @@ def test_healthy_lab_has_both_libraries(python: Python) -> None:
     ],
 )
 def test_libraries_follow_the_nodes(
-    python: Python, root: Path, change: dict[str, str | None], answer: list[int]
+    libraries: Python, root: Path, change: dict[str, str | None], answer: list[int]
 ) -> None:
     for name, content in change.items():
         (root / name).unlink(missing_ok=True)
         if content is not None:
             (root / name).write_text(content)
-    assert python(STATE) == answer
+    assert libraries() == answer
 
 
 def test_nvidia_ml_py_reads_a_card(python: Python) -> None:

@@ -3,13 +3,14 @@
 cuInit opens /dev/nvidiactl, /dev/nvidia-uvm and the cards' nodes, so it fails with 999 exactly while nvidia-uvm is
 not usable. Memory is host memory behind made-up device addresses; every copy is checked against its allocation.
 A kernel it cannot compute is refused (801), a symbol it does not have is missing.
+In a level-1 lab the library in C, in the folder GPUCTL_LAB_NATIVE, opens the nodes and decides what cuInit answers.
 """
 
 import ctypes
 import os
 import uuid
 
-from lab_driver import state
+from lab_driver import nodes, state
 from lab_driver.cuda_context import CONTEXT, Driver, card_at, context_release, context_retain, total_memory
 
 SUCCESS, INVALID, UNINITIALIZED, NO_DEVICE, BAD_DEVICE, UNKNOWN = 0, 1, 3, 100, 101, 999
@@ -56,6 +57,17 @@ def _visible(cards):
     return tuple(chosen)
 
 
+def _nodes_answer():
+    """What the nodes alone make of cuInit. Raises OSError when the folder of the library in C lacks it."""
+    folder = os.environ.get("GPUCTL_LAB_NATIVE")
+    if nodes.level() == 1 and folder:
+        # By its path, which the loader leaves alone: only the bare soname means this stand-in.
+        return ctypes.CDLL(f"{folder}/libcuda.so.1").cuInit(0)
+    if state.try_open("nvidiactl"):
+        return NO_DEVICE
+    return UNKNOWN if state.try_open("nvidia-uvm") else SUCCESS
+
+
 def init(flags):
     """cuInit: 100 without a control node or a card, 999 without nvidia-uvm."""
     wanted = state.interfere("cuInit")
@@ -63,10 +75,11 @@ def init(flags):
         return wanted
     if state.number(flags):
         return INVALID
-    if not state.driver_loaded() or state.try_open("nvidiactl"):
+    if not state.driver_loaded():
         return NO_DEVICE
-    if state.try_open("nvidia-uvm"):
-        return UNKNOWN
+    refused = _nodes_answer()
+    if refused:
+        return refused
     usable = [
         card for card in state.cards() if state.try_open(f"nvidia{card['minor']}") == 0 and not card.get("lost")
     ]

@@ -3,6 +3,7 @@
 A node is a regular file of exactly one line `lab-node c MAJOR:MINOR mode=0666 uid=0 gid=0`; any other file is
 itself. The order of refusals is the kernel's (inode_permission: mode bits before the device cgroup; then the
 driver lookup): ENOENT, EACCES, EPERM, ENXIO. Tried on a real kernel with mknod and the devices cgroup.
+With GPUCTL_LAB_LEVEL=1 nodes are real ones and `real_nodes` takes the place of all this.
 
 Files read below the root (`GPUCTL_ROOT`, else `/`):
   run/lab-device-rules  the container's device rules, one a line in cgroup syntax; absent: everything is allowed
@@ -186,7 +187,8 @@ def refusal(node, flags):
     return 0
 
 
-def _scenario_errno(path):
+def scenario_errno(path):
+    """The errno a scenario wants for opening this node, or 0; hangs when it says so."""
     if read("/etc/gpuctl-lab/scenario.json") is None:
         return 0  # before anything is imported: most processes have no scenario
     from lab_driver import state
@@ -202,10 +204,20 @@ def lab_open(path, flags, mode=0o777, *, dir_fd=None):
     node = None if isinstance(path, int) else node_at(path, dir_fd)
     if node is None:
         return _real_open(path, flags, mode, dir_fd=dir_fd)
-    code = refusal(node, flags) or _scenario_errno(path)
+    code = refusal(node, flags) or scenario_errno(path)
     if code:
         raise OSError(code, os.strerror(code), path)
     return _real_open("/dev/null", flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
+
+
+def level():
+    """1 where device nodes are real, else 0."""
+    return 1 if os.environ.get("GPUCTL_LAB_LEVEL") == "1" else 0
+
+
+def is_device(path):
+    """Whether a path names a device node of the lab, whatever opening it says."""
+    return node_at(path) is not None
 
 
 def install():
