@@ -28,6 +28,7 @@ def preview_json(preview: Preview) -> dict[str, Any]:
         "found": list(preview.found),
         "plan": list(preview.steps),
         "known_later": list(preview.later),
+        "warnings": list(preview.warnings),
         "blocked": preview.blocked.to_json() if preview.blocked else None,
     }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from inventory.loader import Loaded
     from inventory.proxmox import Guest, ProxmoxApi
     from inventory.ssh import SshShell
+    from provision.devices.scout import LiveScout
 
 
 class Link:
@@ -94,6 +95,13 @@ class Link:
         shell = SshShell.connect(self.container.ssh, base=self.base)
         self._open.append(shell)
         return self._machine(shell)
+
+    @cached_property
+    def scout(self) -> LiveScout:
+        """What is known of host, container and API, shared by everything that this command does."""
+        from provision.devices.scout import LiveScout
+
+        return LiveScout(self, self.container, self.container.vmid)
 
     def exclusive(self, command: str) -> AbstractContextManager[None]:
         """One changing command per container at a time."""

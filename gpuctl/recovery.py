@@ -11,6 +11,7 @@ from provision.pipeline import Stage, StageName
 if TYPE_CHECKING:
     from gpuctl.link import Link
     from inventory.launch import Launch
+    from provision.devices.doors import Consent
 
 ORDER = tuple(StageName)
 
@@ -44,35 +45,33 @@ def launch_of(link: Link, method: Method = Method.AUTO, tp: int | None = None) -
     )
 
 
-def stages(link: Link, names: tuple[StageName, ...], *, wait_s: float) -> Iterator[Stage]:
-    """The stages of `names`; one without anything to do in the inventory (no weights, no engine) is left out."""
+def stages(
+    link: Link, names: tuple[StageName, ...], *, wait_s: float, consent: Consent | None = None
+) -> Iterator[Stage]:
+    """The stages of `names`; one without anything to do in the inventory (no weights, no engine) is left out.
+
+    `consent`: what may be done to a container that runs; default: a restart where one is needed.
+    """
     for name in names:
-        stage = _build(link, name, wait_s)
+        stage = _build(link, name, wait_s, consent)
         if stage is not None:
             yield stage
 
 
-def _build(link: Link, name: StageName, wait_s: float) -> Stage | None:
+def _build(link: Link, name: StageName, wait_s: float, consent: Consent | None) -> Stage | None:
     container = link.container
     match name:
         case StageName.CONNECT:
             from gpuctl.stages.connect import ConnectStage
 
             return ConnectStage(link, wait_s=wait_s)
-        case StageName.HOST:
-            from provision.devices.stages import HostStage
+        case StageName.HOST | StageName.DEVICES | StageName.CONTAINER:
+            from provision.devices import stages as devices
+            from provision.devices.doors import Consent
 
-            return HostStage(link.host, container, container.vmid)
-        case StageName.DEVICES:
-            from provision.devices.stages import DevicesStage
-
-            return DevicesStage(link.host, link.api, container, container.vmid, link.node)
-        case StageName.CONTAINER:
-            from provision.devices.stages import ContainerStage
-
-            return ContainerStage(
-                link.host, link.api, link.ct, container, container.vmid, link.node, link.thresholds.start_timeout_s
-            )
+            limit_s = link.thresholds.start_timeout_s
+            built = devices.stages(link.scout, container, container.vmid, limit_s, consent or Consent())
+            return built[name]
         case StageName.WEIGHTS:
             return weights_stage(link)
         case StageName.PREFLIGHT:

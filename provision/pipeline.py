@@ -164,6 +164,7 @@ class Preview:
     steps: tuple[str, ...]
     later: tuple[str, ...]
     blocked: GpuctlError | None
+    warnings: tuple[str, ...] = ()
 
 
 def preview(stages: Iterable[Stage], report: Reporter) -> tuple[Preview, ...]:
@@ -199,7 +200,9 @@ def preview(stages: Iterable[Stage], report: Reporter) -> tuple[Preview, ...]:
         if plan.blocked is not None:
             report(Report(stage.name, Phase.BLOCKED, plan.blocked.message))
         previews.append(
-            Preview(stage.name, found, tuple(step.line for step in plan.steps), plan.later, plan.blocked)
+            Preview(
+                stage.name, found, tuple(step.line for step in plan.steps), plan.later, plan.blocked, plan.warnings
+            )
         )
         if plan.steps and pending is None:
             pending = stage.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,8 +12,9 @@ import click
 
 from gpuctl import options
 from gpuctl.answer import count, preview_json, print_json, say_preview
+from gpuctl.commands.devices import consent_of, consent_options
 from inventory.errors import Exit, GpuctlError, Refused, UsageError
-from provision.pipeline import Outcome, Report, StageName, Step
+from provision.pipeline import Outcome, Report, Stage, StageName, Step
 
 if TYPE_CHECKING:
     from gpuctl.journal import Journal
@@ -44,6 +46,7 @@ ASKED: Final = frozenset({StageName.HOST, StageName.DEVICES, StageName.CONTAINER
 @click.option("--until", "last", type=click.Choice(STAGES), help="End after this stage.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before changing the host or restarting the container.")
 @click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait so long for a booting host.")
+@consent_options
 @options.json_option
 @options.quiet_option
 def recover(
@@ -56,6 +59,7 @@ def recover(
     wait: float | None,
     as_json: bool,
     quiet: bool,
+    **words: Any,
 ) -> int:
     """See the command's help."""
     from gpuctl import recovery
@@ -64,33 +68,34 @@ def recover(
     names = recovery.span(StageName(first) if first else None, StageName(last) if last else None)
     if first and last and STAGES.index(first) > STAGES.index(last):
         raise UsageError(f"--from {first} lies after --until {last}", hint=f"the order is {', '.join(STAGES)}")
-    loaded = options.loaded(inventory)
+    consent, loaded = consent_of(**words), options.loaded(inventory)
     with Link(loaded, options.pick(loaded, ct)) as link:
         wait_s = link.thresholds.connect_wait_s if wait is None else wait
+        stages = recovery.stages(link, names, wait_s=wait_s, consent=consent)
         if dry_run:
-            return _preview(link, names, wait_s, as_json=as_json, quiet=quiet)
-        return _run(link, names, wait_s, yes=yes, as_json=as_json, quiet=quiet)
+            return _preview(link, stages, as_json=as_json, quiet=quiet)
+        return _run(link, names, stages, yes=yes, as_json=as_json, quiet=quiet)
 
 
-def _preview(link: Any, names: tuple[StageName, ...], wait_s: float, *, as_json: bool, quiet: bool) -> int:
-    from gpuctl import recovery
+def _preview(link: Any, stages: Iterable[Stage], *, as_json: bool, quiet: bool) -> int:
     from gpuctl.story import Story
     from provision.pipeline import preview
 
     story = Story(quiet=quiet, lab=link.lab)
-    previews = preview(recovery.stages(link, names, wait_s=wait_s), story.report)
+    previews = preview(stages, story.report)
     if as_json:
-        stages = [preview_json(p) for p in previews]
-        print_json({"container": link.name, "lab": link.lab, "dry_run": True, "stages": stages})
+        listed = [preview_json(p) for p in previews]
+        print_json({"container": link.name, "lab": link.lab, "dry_run": True, "stages": listed})
     else:
         say_preview(link.mark + link.name, previews, "nothing to change")
     blocked = next((p.blocked for p in previews if p.blocked), None)
     return int(blocked.exit_code if blocked else Exit.GOOD)
 
 
-def _run(link: Any, names: tuple[StageName, ...], wait_s: float, *, yes: bool, as_json: bool, quiet: bool) -> int:
+def _run(
+    link: Any, names: tuple[StageName, ...], stages: Iterable[Stage], *, yes: bool, as_json: bool, quiet: bool
+) -> int:
     from gpuctl import journal as diary
-    from gpuctl import recovery
     from gpuctl.story import Story
     from provision.pipeline import run
 
@@ -113,7 +118,7 @@ def _run(link: Any, names: tuple[StageName, ...], wait_s: float, *, yes: bool, a
                 _ask(link.name, stage, steps)
 
         try:
-            outcomes = run(recovery.stages(link, names, wait_s=wait_s), report, story.emit, agree)
+            outcomes = run(stages, report, story.emit, agree)
         except GpuctlError as error:
             journal.end("failed", error=error.to_json())
             story.line(" " * 10, f"{'journal':<9}", str(journal.path))

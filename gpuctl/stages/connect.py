@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuctl.link import Link
-from inventory.errors import CannotLook, ConfigError, Refused
+from inventory.errors import CannotLook, ConfigError, GpuctlError, Refused
 from inventory.machine import Emit
+from provision.devices.facts import GuestFacts, HostFacts
 from provision.pipeline import Plan, StageName
 
 
@@ -17,12 +17,8 @@ class ConnectFacts:
     """What the first contact tells."""
 
     version: str
-    node: str
-    status: str
-    lock: str
-    uptime_s: float
-    quorate: bool | None
-    hello: Mapping[str, Any]
+    guest: GuestFacts
+    host: HostFacts
 
 
 class ConnectStage:
@@ -50,8 +46,8 @@ class ConnectStage:
 
     def _look(self) -> ConnectFacts:
         link = self._link
-        # The host's interpreter starts while the API is asked, the container's while the host is looked at.
-        link.host.warm_up()
+        # Host and container are looked at while the API is asked.
+        link.scout.begin()
         wanted = link.host_entry.node
         if wanted and link.node != wanted:
             raise ConfigError(
@@ -59,44 +55,45 @@ class ConnectStage:
                 f"but host {link.host_name!r} of the inventory is node {wanted}",
                 hint=f"it was migrated; give it the host that reaches {link.node}, or change its 'node'",
             )
-        status = link.api.status(link.node, link.container.vmid)
-        if status.status == "running":
-            link.ct.warm_up()
-        return ConnectFacts(
-            version=link.api.version(),
-            node=link.node,
-            status=status.status,
-            lock=status.lock,
-            uptime_s=link.api.node_status(link.node).uptime_s,
-            quorate=link.api.quorate(),
-            hello=link.host.call("agent.hello"),
-        )
+        guest, host = link.scout.guest(), link.scout.host()
+        return ConnectFacts(host.pve_manager or link.api.version(), guest, host)
 
     def describe(self, facts: ConnectFacts) -> tuple[str, ...]:
-        mark = "lab: " if facts.hello.get("lab") else ""
+        host = facts.host
         return (
-            f"{mark}node {facts.node}: Proxmox VE {facts.version}, up {_duration(facts.uptime_s)}, "
-            f"boot {str(facts.hello['boot_id'])[:8]}; {self._link.name} is VMID {self._link.container.vmid}, "
-            f"{facts.status}",
+            f"{self._link.mark}node {facts.guest.node}: Proxmox VE {facts.version}, up {_duration(host.uptime_s)}, "
+            f"boot {host.boot_id[:8]}; {self._link.name} is VMID {self._link.container.vmid}, {facts.guest.status}",
         )
 
     def plan(self, facts: ConnectFacts) -> Plan:
-        if facts.quorate is False:
+        if error := self._elsewhere(facts):
+            return Plan(blocked=error)
+        if facts.host.quorate is False:
             return Plan(
                 blocked=Refused(
-                    f"node {facts.node} has no quorum: its configuration is read-only and nothing can start",
+                    f"node {facts.guest.node} has no quorum: its configuration is read-only and nothing can start",
                     hint="bring the other nodes of the cluster back; 'pvecm status' on the node shows the votes",
                 )
             )
-        if facts.lock:
+        if facts.guest.lock:
             return Plan(
                 blocked=Refused(
-                    f"{self._link.name} is locked by Proxmox ({facts.lock})",
-                    hint=f"wait until the {facts.lock} has ended; a stale lock is removed by 'pct unlock "
+                    f"{self._link.name} is locked by Proxmox ({facts.guest.lock})",
+                    hint=f"wait until the {facts.guest.lock} has ended; a stale lock is removed by 'pct unlock "
                     f"{self._link.container.vmid}' on the host",
                 )
             )
         return Plan()
+
+    def _elsewhere(self, facts: ConnectFacts) -> GpuctlError | None:
+        """The API's answer and the machine behind SSH must be about the same node."""
+        owner, here = facts.guest.node, facts.host.nodename
+        if not here or here == owner:
+            return None
+        return ConfigError(
+            f"{self._link.name} is on node {owner}, but SSH to host {self._link.host_name!r} leads to node {here}",
+            hint=f"give hosts.{self._link.host_name}.ssh the address of {owner}, or {self._link.name} another host",
+        )
 
     def apply(self, step: Any, emit: Emit) -> str:
         raise AssertionError("stage connect never changes anything")

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
+from typing import Final
 
-from inventory.errors import GpuctlError, Refused
-from inventory.machine import Emit, Machine
+from inventory.errors import CannotLook, Failed, GpuctlError, Refused
+from inventory.machine import Emit
 from inventory.model import Container
 from provision.devices import conf, diagnose, edits, plan, prepare, rules, wanted
-from provision.devices.doors import ProxmoxApi, ct_name, locked, read_host
-from provision.devices.facts import HostFacts
+from provision.devices.doors import Consent, ct_name, locked, version
+from provision.devices.facts import CtFacts, HostFacts, NodeKind
+from provision.devices.host_stage import ON_HOST
+from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName
+
+_DEV_KEY: Final = re.compile(r"dev[0-9]{1,3}")
+
+HOT_PLUG: Final = (6, 0, 4)
+"""pve-container that gives a new `dev[n]` to a running container (commit c702167, Proxmox VE 9.0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +40,27 @@ class EditConf:
 
 
 @dataclass(frozen=True, slots=True)
+class HotPlug:
+    """New `dev[n]` entries given to a running container by Proxmox itself, which also writes the file."""
+
+    vmid: int
+    digest: str
+    entries: tuple[tuple[str, str], ...]
+
+    @property
+    def line(self) -> str:
+        told = "; ".join(f"`{key}: {value}`" for key, value in self.entries)
+        return (
+            f"give the running {ct_name(self.vmid)} {told} (pct set; Proxmox rewrites the file, comments move up)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DevicesView:
-    """What stage `devices` knows. `quorate`: None when the API can't say."""
+    """What stage `devices` knows; `inside` is None when the container isn't running or can't be looked into."""
 
     host: HostFacts
-    quorate: bool | None
+    inside: CtFacts | None
 
 
 class DevicesStage:
@@ -42,16 +68,25 @@ class DevicesStage:
 
     name = StageName.DEVICES
 
-    def __init__(self, host: Machine, api: ProxmoxApi, container: Container, vmid: int, node: str) -> None:
-        self._host, self._api, self._container = host, api, container
-        self._vmid, self._node = vmid, node
+    def __init__(
+        self,
+        scout: Scout,
+        container: Container,
+        vmid: int,
+        consent: Consent = Consent(),  # noqa: B008 - a frozen value
+    ) -> None:
+        self._scout, self._container, self._vmid, self._consent = scout, container, vmid, consent
 
     def observe(self) -> DevicesView:
         """Raises `CannotLook` while a driver isn't loaded: its number is what the rules are compared with."""
-        host = read_host(self._host, self._vmid)
+        host = self._scout.host()
         if error := prepare.unknown_driver(host, self._container):
             raise error
-        return DevicesView(host, self._api.quorate())
+        try:
+            return DevicesView(host, self._scout.inside())
+        except CannotLook:
+            # Stage container says so; here it only rules hot-plug out.
+            return DevicesView(host, None)
 
     def describe(self, facts: DevicesView) -> tuple[str, ...]:
         document = conf.parse(facts.host.conf.text)
@@ -61,28 +96,66 @@ class DevicesStage:
         kind = "unprivileged" if document.unprivileged else "privileged"
         lines = [f"{ct_name(self._vmid)} is {kind}; {len(mine)} NVIDIA nodes are passed in by {style}"]
         found = diagnose.diagnose(ct_name(self._vmid), facts.host, self._container)
-        return (*lines, *(cause.text for cause in found if cause.id is not diagnose.CauseId.HOST_NODE))
+        return (*lines, *(cause.text for cause in found if cause.id not in ON_HOST))
 
     def plan(self, facts: DevicesView) -> Plan:
         document = conf.parse(facts.host.conf.text)
-        made = plan.conf_plan(document, facts.host, self._container)
+        made = plan.conf_plan(
+            document,
+            facts.host,
+            self._container,
+            **({"prefer": self._consent.prefer} if self._consent.prefer is plan.Style.DEV else {}),
+        )
         if made.blocked is not None or not made.edits:
-            return Plan((), made.blocked, made.later)
-        new = edits.edit(document, made.edits).render()
-        step = EditConf(self._vmid, facts.host.conf_path, facts.host.conf_digest, made.edits, new, made.lines)
-        return Plan((step,), self._forbidden(document, facts))
+            return Plan((), made.blocked, made.later, made.warnings)
+        steps: tuple[EditConf | HotPlug, ...]
+        if self._can_hot_plug(document, facts, made.edits):
+            entries = tuple((e.key, e.value) for e in made.edits if isinstance(e, edits.Insert))
+            steps = (HotPlug(self._vmid, facts.host.conf_digest, entries),)
+        else:
+            new = edits.edit(document, made.edits).render()
+            digest = facts.host.conf_digest
+            steps = (EditConf(self._vmid, facts.host.conf_path, digest, made.edits, new, made.lines),)
+        return Plan(steps, self._forbidden(document, facts), warnings=made.warnings)
+
+    def _can_hot_plug(self, document: conf.Document, facts: DevicesView, made: tuple[edits.Edit, ...]) -> bool:
+        """Only new `dev[n]`, only where nothing else needs a restart, and where Proxmox's writer drops no line."""
+        new = [e for e in made if isinstance(e, edits.Insert) and _DEV_KEY.fullmatch(e.key)]
+        if facts.inside is None or len(new) != len(made) or version(facts.host.pve_container) < HOT_PLUG:
+            return False
+        if document.malformed or document.pending is not None:
+            return False
+        added = {rules.parse_device(e.value).path for e in new}
+        goal = wanted.wanted(self._container, facts.host, document.main).nodes
+        others = (facts.inside.node(item.path) for item in goal if item.path not in added)
+        return all(node.kind is NodeKind.CHAR and node.opened == "" for node in others)
 
     def _forbidden(self, document: conf.Document, facts: DevicesView) -> GpuctlError | None:
         if document.lock:
             return locked(self._vmid, document.lock)
-        if facts.quorate is False:
+        if facts.host.quorate is False:
             return Refused(
                 f"the cluster has no quorum, so {facts.host.conf_path} can't be written",
                 hint="bring the other nodes back; see `pvecm status`",
             )
         return None
 
-    def apply(self, step: EditConf, emit: Emit) -> str:
+    def apply(self, step: EditConf | HotPlug, emit: Emit) -> str:
+        if isinstance(step, HotPlug):
+            return self._hot_plug(step, emit)
         args = {"vmid": step.vmid, "digest": step.digest, "text": step.new.decode("latin-1")}
-        done = self._host.call("host.edit_conf", args, emit=emit, timeout_s=60.0)
+        self._scout.forget()
+        done = self._scout.doors.host.call("host.edit_conf", args, emit=emit, timeout_s=60.0)
+        if done["digest"] != hashlib.sha1(step.new, usedforsecurity=False).hexdigest():
+            raise Failed(
+                f"{step.path} was written, but reads differently", hint="see the backup " + done["backup"]
+            )
         return f"{'; '.join(step.lines)} (backup: {done['backup']})"
+
+    def _hot_plug(self, step: HotPlug, emit: Emit) -> str:
+        args = {"vmid": step.vmid, "digest": step.digest, "set": dict(step.entries)}
+        self._scout.forget()
+        done = self._scout.doors.host.call("host.pct_set", args, emit=emit, timeout_s=90.0)
+        waiting = f"; it waits for the next start: {', '.join(done['pending'])}" if done["pending"] else ""
+        told = "; ".join(f"`{key}: {value}`" for key, value in step.entries)
+        return f"gave the running {ct_name(step.vmid)} {told}{waiting}"

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Final
 
-from inventory.errors import CannotLook, Failed, GpuctlError
-from inventory.machine import Emit, Machine
+from inventory.errors import CannotLook, Failed, GpuctlError, Refused
+from inventory.machine import Emit
 from inventory.model import Container
-from provision.devices import conf, diagnose, predict, prepare, wanted
-from provision.devices.doors import FACTS_LIMIT_S, ProxmoxApi, ct_name, locked, read_host
-from provision.devices.facts import CtFacts, HostFacts, Node, NodeKind
+from provision.devices import conf, diagnose, predict, prepare, rules, wanted
+from provision.devices.doors import Consent, ct_name, locked
+from provision.devices.facts import CtFacts, GuestFacts, HostFacts, Node, NodeKind
+from provision.devices.power import Power, PowerSwitch
+from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName
 
-GRACE_S = 60.0
-"""How long a container may take to shut down before it is stopped."""
-POLL_S = 1.0
-READY_S = 30.0
-"""How long a container that was just started may take until a command runs in it."""
+POLL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +24,19 @@ class CtView:
     """What stage `container` knows. `inside` is None while the container is not running."""
 
     host: HostFacts
-    status: str
-    lock: str
-    uptime_s: float
-    startall_s: float | None
-    """For how long Proxmox has been starting its guests after boot; None when it isn't."""
+    guest: GuestFacts
     inside: CtFacts | None
     restarted: bool
     """Whether this run has restarted it already: a second restart would change nothing."""
+    allowed: frozenset[str]
+    """Rules that this run has already given to the running container."""
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
-    """Start or restart the container, or wait until Proxmox has started its guests."""
+class AllowLive:
+    """Device rules for the container that runs: what its configuration allows and it was not started with."""
 
-    action: str
+    rules: tuple[str, ...]
     line: str
 
 
@@ -50,41 +47,31 @@ class ContainerStage:
 
     def __init__(
         self,
-        host: Machine,
-        api: ProxmoxApi,
-        ct: Machine,
+        scout: Scout,
         container: Container,
         vmid: int,
-        node: str,
-        start_timeout_s: float,
+        limit_s: float,
+        consent: Consent = Consent(),  # noqa: B008 - a frozen value
     ) -> None:
-        self._host, self._api, self._ct, self._container = host, api, ct, container
-        self._vmid, self._node, self._limit_s = vmid, node, start_timeout_s
+        self._scout, self._container, self._vmid, self._consent = scout, container, vmid, consent
+        self._power = PowerSwitch(scout, vmid, limit_s, consent.grace_s)
         self._restarted = False
-        self._ready_by = 0.0
+        self._allowed: frozenset[str] = frozenset()
 
     def observe(self) -> CtView:
-        status = self._api.status(self._node, self._vmid)
-        tasks = [task for task in self._api.running_tasks(self._node) if task.kind == "startall"]
-        host = read_host(self._host, self._vmid)
+        host = self._scout.host()
         if error := prepare.unknown_driver(host, self._container):
             raise error
-        inside = self._look_inside(host) if status.status == "running" else None
-        since = host.now_s - min(task.started_s for task in tasks) if tasks else None
-        return CtView(host, status.status, status.lock, status.uptime_s, since, inside, self._restarted)
-
-    def _look_inside(self, host: HostFacts) -> CtFacts:
-        names = [item.path for item in self._items(host)]
         while True:
             try:
-                return CtFacts.from_json(
-                    self._ct.call("ct.device_facts", {"nodes": names}, timeout_s=FACTS_LIMIT_S)
-                )
+                inside = self._scout.inside()
+                break
             except CannotLook:
-                # Only after our own start: its sshd needs a moment.
-                if time.monotonic() >= self._ready_by:
+                # Only after our own start: what answers inside needs a moment.
+                if not self._power.still_starting():
                     raise
                 time.sleep(POLL_S)
+        return CtView(host, self._scout.guest(), inside, self._restarted, self._allowed)
 
     def _items(self, host: HostFacts) -> tuple[wanted.Want, ...]:
         return wanted.wanted(self._container, host, conf.parse(host.conf.text).main).nodes
@@ -92,29 +79,60 @@ class ContainerStage:
     def describe(self, facts: CtView) -> tuple[str, ...]:
         name = ct_name(self._vmid)
         if facts.inside is None:
-            return (f"{name} is {facts.status}",)
-        bad = broken(facts, self._items(facts.host))
-        total = len(self._items(facts.host))
-        lines = [f"{name} is running; {total - len(bad)} of {total} device nodes inside are right and open"]
+            return (f"{name} is {facts.guest.status}",)
+        items = self._items(facts.host)
+        bad = broken(facts.host, facts.inside, items)
+        lines = [
+            f"{name} is running; {len(items) - len(bad)} of {len(items)} device nodes inside are right and open"
+        ]
         return (*lines, *(cause.text for cause in self._causes(facts)))
 
     def _causes(self, facts: CtView) -> tuple[diagnose.Cause, ...]:
-        started = facts.host.now_s - facts.uptime_s if facts.uptime_s else None
+        uptime = facts.guest.uptime_s
+        started = facts.host.now_s - uptime if uptime else None
         return diagnose.diagnose(ct_name(self._vmid), facts.host, self._container, facts.inside, started_s=started)
 
     def plan(self, facts: CtView) -> Plan:
         name = ct_name(self._vmid)
         if facts.inside is None:
             return self._guarded(facts, Power("start", f"start {name}"))
-        bad = broken(facts, self._items(facts.host))
+        bad = broken(facts.host, facts.inside, self._items(facts.host))
         useless = self._useless(facts, bad)
         if useless is not None:
             return Plan((), useless)
         if not bad:
             return Plan()
         why = "; ".join(dict.fromkeys(bad.values()))
-        line = f"restart {name} (it may take {GRACE_S:g} s to shut down, then it is stopped): {why}"
-        return self._guarded(facts, Power("restart", line))
+        if self._consent.live and (live := self._live(facts)) and not set(live) <= facts.allowed:
+            told = ", ".join(f"`{rule}`" for rule in live)
+            return Plan((AllowLive(live, f"allow {told} in the running {name} (lxc-cgroup), no restart: {why}"),))
+        if not self._consent.restart:
+            return Plan((), self._needs_restart(facts, why))
+        grace = f"it may take {self._consent.grace_s:g} s to shut down, then it is stopped"
+        return self._guarded(facts, Power("restart", f"restart {name} ({grace}): {why}"))
+
+    def _needs_restart(self, facts: CtView, why: str) -> GpuctlError:
+        name = ct_name(self._vmid)
+        hint = "run it again without --no-restart at a time that suits"
+        if self._live(facts) and not self._consent.live:
+            hint += ", or with --live, which changes the rules of the running container"
+        return Refused(f"{name} must be restarted, which --no-restart forbids: {why}", hint=hint)
+
+    def _live(self, facts: CtView) -> tuple[str, ...]:
+        """Rules that would let the running container open its nodes; empty when rules are not all it lacks."""
+        document = conf.parse(facts.host.conf.text)
+        known = wanted.drivers(facts.host)
+        if facts.inside is None or known is None or document.unprivileged:
+            return ()
+        found: dict[str, None] = {}
+        for entry in wanted.access(document.main, self._items(facts.host), known, facts.host):
+            node = facts.inside.node(entry.item.path)
+            if not _bad(node, entry.number):
+                continue
+            if node.opened != "EPERM" or node.number != entry.number or not entry.permitted:
+                return ()
+            found[str(rules.Rule("c", entry.number[0], None, "rwm"))] = None
+        return tuple(found)
 
     def _useless(self, facts: CtView, bad: dict[str, str]) -> GpuctlError | None:
         """Why a restart would not help."""
@@ -136,78 +154,52 @@ class ContainerStage:
 
     def _guarded(self, facts: CtView, power: Power) -> Plan:
         """The step, unless something forbids it or must be waited for."""
-        name = ct_name(self._vmid)
-        if facts.lock not in ("", "mounted"):
-            return Plan((power,), locked(self._vmid, facts.lock))
+        name, guest = ct_name(self._vmid), facts.guest
+        if guest.lock not in ("", "mounted"):
+            return Plan((power,), locked(self._vmid, guest.lock))
         stops = predict.obstacles(conf.parse(facts.host.conf.text), facts.host)
         if stops:
             return Plan((power,), Failed(f"{name} will not start: {stops[0]}", detail=stops, hint=_START_HINT))
-        if facts.startall_s is not None:
-            text = f"wait until Proxmox has started its guests after boot (running for {facts.startall_s:.0f} s)"
+        if guest.startall_s is not None:
+            since = max(0.0, facts.host.now_s - guest.startall_s)
+            text = f"wait until Proxmox has started its guests after boot (running for {since:.0f} s)"
             return Plan((Power("wait", text),), later=(power.line,))
         return Plan((power,))
 
-    def apply(self, step: Power, emit: Emit) -> str:
-        name = ct_name(self._vmid)
-        if step.action == "wait":
-            return self._wait(emit)
+    def apply(self, step: Power | AllowLive, emit: Emit) -> str:
+        if isinstance(step, AllowLive):
+            return self._allow(step, emit)
         if step.action == "restart":
             self._restarted = True
-            self._shut_down(emit)
-        warnings = self._api.start(self._node, self._vmid, timeout_s=self._limit_s)
-        self._await_running()
-        self._ready_by = time.monotonic() + READY_S
-        told = f" with warnings: {'; '.join(warnings)}" if warnings else ""
-        return f"{name} was {'restarted' if step.action == 'restart' else 'started'}{told}"
+        return self._power.make(step, emit)
 
-    def _await_running(self) -> None:
-        """The start task of a container under high availability ends before the container runs."""
-        end = time.monotonic() + self._limit_s
-        while (now := self._api.status(self._node, self._vmid).status) != "running":
-            if time.monotonic() >= end:
-                raise Failed(f"{ct_name(self._vmid)} is {now} {self._limit_s:g} s after its start task ended")
-            time.sleep(POLL_S)
-
-    def _shut_down(self, emit: Emit) -> None:
-        try:
-            self._api.shutdown(self._node, self._vmid, timeout_s=min(GRACE_S, self._limit_s))
-        except CannotLook:
-            raise
-        except GpuctlError as error:
-            if self._api.status(self._node, self._vmid).status == "running":
-                emit(
-                    {
-                        "type": "note",
-                        "text": f"{ct_name(self._vmid)} did not shut down ({error.message}): stopping",
-                    }
-                )
-                self._api.stop(self._node, self._vmid, timeout_s=self._limit_s)
-
-    def _wait(self, emit: Emit) -> str:
-        end = time.monotonic() + self._limit_s
-        while any(task.kind == "startall" for task in self._api.running_tasks(self._node)):
-            if time.monotonic() >= end:
+    def _allow(self, step: AllowLive, emit: Emit) -> str:
+        self._allowed |= frozenset(step.rules)
+        args = {"vmid": self._vmid, "rules": list(step.rules)}
+        self._scout.forget()
+        done = self._scout.doors.host.call("host.live_rules", args, emit=emit, timeout_s=60.0)
+        for ran in done["ran"]:
+            if ran["rc"] != 0:
                 raise Failed(
-                    f"Proxmox is still starting its guests after {self._limit_s:g} s",
-                    hint="see the task startall in its log; raise thresholds.start_timeout_s if that is normal",
+                    f"{' '.join(ran['argv'])} failed with exit status {ran['rc']}",
+                    hint="without --live the container is restarted instead",
+                    detail=tuple(str(ran["stderr"]).splitlines()[-6:]),
                 )
-            emit({"type": "note", "text": "Proxmox is still starting its guests"})
-            time.sleep(POLL_S)
-        return "Proxmox has started its guests"
+        return f"allowed {', '.join(step.rules)} in the running {ct_name(self._vmid)}"
 
 
-_START_HINT = "stage host makes missing nodes; a line for a device that is gone must be taken out by hand"
+_START_HINT: Final = "stage host makes missing nodes; a line for a device that is gone must be taken out by hand"
 
 
-def broken(facts: CtView, items: tuple[wanted.Want, ...]) -> dict[str, str]:
+def broken(host: HostFacts, inside: CtFacts, items: tuple[wanted.Want, ...]) -> dict[str, str]:
     """Names of nodes that are not right inside the running container, each with what is wrong."""
-    known = wanted.drivers(facts.host)
-    if facts.inside is None or known is None:
+    known = wanted.drivers(host)
+    if known is None:
         return {}
     found: dict[str, str] = {}
     for item in items:
-        number = known.number(item, facts.host)
-        if number is not None and (bad := _bad(facts.inside.node(item.path), number)):
+        number = known.number(item, host)
+        if number is not None and (bad := _bad(inside.node(item.path), number)):
             found[item.name] = bad
     return found
 

@@ -1,15 +1,30 @@
-"""What the stages need of the Proxmox API and of the host, as small interfaces."""
+"""What the stages need of the Proxmox API, as small interfaces, and what the user lets them do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from inventory.errors import Refused
-from inventory.machine import Machine
-from provision.devices.facts import HostFacts
+from provision.devices.plan import Style
 
-FACTS_LIMIT_S = 60.0
+FACTS_LIMIT_S: Final = 60.0
+
+GRACE_S: Final = 60.0
+"""How long a container may take to shut down before it is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What the user lets the stages do to a container that runs."""
+
+    restart: bool = True
+    live: bool = False
+    """Change the device rules of the running container (lxc-cgroup) where that spares a restart."""
+    grace_s: float = GRACE_S
+    prefer: Style = Style.KEEP
 
 
 class Status(Protocol):
@@ -21,6 +36,8 @@ class Status(Protocol):
     def lock(self) -> str: ...
     @property
     def uptime_s(self) -> float: ...
+    @property
+    def ha(self) -> bool: ...
 
 
 class Task(Protocol):
@@ -37,17 +54,11 @@ class Task(Protocol):
 class ProxmoxApi(Protocol):
     """What the stages need of `inventory.proxmox.ProxmoxApi`."""
 
-    def quorate(self) -> bool | None: ...
     def status(self, node: str, vmid: int) -> Status: ...
     def running_tasks(self, node: str) -> Sequence[Task]: ...
     def start(self, node: str, vmid: int, *, timeout_s: float) -> Sequence[str]: ...
     def shutdown(self, node: str, vmid: int, *, timeout_s: float) -> Sequence[str]: ...
     def stop(self, node: str, vmid: int, *, timeout_s: float) -> Sequence[str]: ...
-
-
-def read_host(host: Machine, vmid: int) -> HostFacts:
-    """One round trip: everything about the host."""
-    return HostFacts.from_json(host.call("host.facts", {"vmid": vmid}, timeout_s=FACTS_LIMIT_S))
 
 
 def ct_name(vmid: int) -> str:
@@ -61,3 +72,9 @@ def locked(vmid: int, lock: str) -> Refused:
         f"CT {vmid} is locked ({lock})",
         hint=f"wait for that task to end; a lock left over by a crash is removed by `pct unlock {vmid}`",
     )
+
+
+def version(text: str) -> tuple[int, ...]:
+    """`6.0.4-1` -> (6, 0, 4); empty when it is no version."""
+    match = re.match(r"(\d+(?:\.\d+)*)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()

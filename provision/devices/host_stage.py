@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inventory.machine import Emit, Machine
+from inventory.machine import Emit
 from inventory.model import Container
 from provision.devices import diagnose, prepare, wanted
-from provision.devices.doors import ct_name, read_host
+from provision.devices.doors import ct_name
 from provision.devices.facts import HostFacts
+from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName
+
+ON_HOST = frozenset(
+    {diagnose.CauseId.DRIVER_NOT_LOADED, diagnose.CauseId.DRIVER_NOT_BUILT, diagnose.CauseId.HOST_NODE}
+)
 
 
 def summary(host: HostFacts, container: Container) -> str:
@@ -37,37 +42,36 @@ class HostStage:
 
     name = StageName.HOST
 
-    def __init__(self, host: Machine, container: Container, vmid: int) -> None:
-        self._host, self._container, self._vmid = host, container, vmid
+    def __init__(self, scout: Scout, container: Container, vmid: int) -> None:
+        self._scout, self._container, self._vmid = scout, container, vmid
         self._tried: frozenset[prepare.Argv] = frozenset()
         self._seen: HostFacts | None = None
 
     def observe(self) -> HostView:
-        self._seen = read_host(self._host, self._vmid)
+        self._seen = self._scout.host()
         return HostView(self._seen, self._tried)
 
     def describe(self, facts: HostView) -> tuple[str, ...]:
-        lines = [summary(facts.host, self._container)]
-        host_causes = (
-            diagnose.CauseId.DRIVER_NOT_LOADED,
-            diagnose.CauseId.DRIVER_NOT_BUILT,
-            diagnose.CauseId.HOST_NODE,
-        )
         found = diagnose.diagnose(ct_name(self._vmid), facts.host, self._container)
-        return (*lines, *(cause.text for cause in found if cause.id in host_causes))
+        told = (cause.text for cause in found if cause.id in ON_HOST)
+        return (summary(facts.host, self._container), *told)
 
     def plan(self, facts: HostView) -> Plan:
         made = prepare.host_plan(facts.host, self._container, facts.tried)
-        if made.steps and made.blocked is None:
-            return Plan(made.steps, later=("the device rules are judged once the numbers are known",))
-        return Plan(made.steps, made.blocked)
+        later = ("the device rules are judged once the numbers are known",)
+        return Plan(
+            made.steps,
+            made.blocked,
+            later if made.steps and made.blocked is None else (),
+            tuple(getattr(made, "warnings", ())),
+        )
 
     def apply(self, step: prepare.Prepare, emit: Emit) -> str:
         self._tried |= frozenset(step.argvs)
         limit = 70.0 * len(step.argvs)
-        done = self._host.call(
-            "host.prepare", {"steps": [list(a) for a in step.argvs]}, emit=emit, timeout_s=limit
-        )
+        steps = {"steps": [list(a) for a in step.argvs]}
+        self._scout.forget()
+        done = self._scout.doors.host.call("host.prepare", steps, emit=emit, timeout_s=limit)
         for ran in done["ran"]:
             if ran["rc"] != 0 and self._seen is not None:
                 raise prepare.failure(self._seen, tuple(ran["argv"]), int(ran["rc"]), str(ran["stderr"]))

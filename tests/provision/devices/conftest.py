@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from inventory.errors import CannotLook, Failed
+from inventory.errors import CannotLook, Failed, Refused
 from inventory.machine import Emit, ignore
 from inventory.model import Container, Devices, Gpus
-from provision.devices import change_job, conf, conf_file
+from provision.devices import change_job, conf, conf_file, edits, rules
 from provision.devices.facts import Content, CtFacts, Gpu, HostFacts, Module, Node, NodeKind, State
 
 RECORDED = Path(__file__).parents[2] / "data" / "pve"
@@ -113,6 +113,7 @@ class World:
     startall_polls: int = 0
     has_quorum: bool | None = True
     modify_files: bool = True
+    pve_container: str = "5.2.0"
     calls: list[str] = field(default_factory=list)
     where: str = "the world"
 
@@ -131,6 +132,8 @@ class World:
             "host.facts": self._facts,
             "host.prepare": self._prepare,
             "host.edit_conf": lambda words: change_job.edit_conf(words, emit),
+            "host.live_rules": self._live_rules,
+            "host.pct_set": self._pct_set,
             "ct.device_facts": self._inside,
         }[job](given)
         return json.loads(json.dumps(answer))
@@ -148,6 +151,8 @@ class World:
             proc_devices=Content(State.PRESENT, proc_devices(**extra, **self.drivers)),
             nodes=tuple(listed.values()),
             params=Content(State.PRESENT, f"ModifyDeviceFiles: {int(self.modify_files)}\n"),
+            quorate=self.has_quorum,
+            pve_container=self.pve_container,
         )
         return facts.to_json()
 
@@ -165,6 +170,23 @@ class World:
                 self.nodes.update({node.path: node for node in made})
             ran.append({"argv": argv, "rc": 0, "stderr": ""})
         return {"ran": ran}
+
+    def _live_rules(self, args: dict[str, Any]) -> Any:
+        self.rules = (*self.rules, *args["rules"])
+        return {"ran": [{"argv": ["lxc-cgroup", rule], "rc": 0, "stderr": ""} for rule in args["rules"]]}
+
+    def _pct_set(self, args: dict[str, Any]) -> Any:
+        """New entries only; a container that runs gets node and rule at once."""
+        document = conf.parse(self.conf.read_bytes())
+        if args["digest"] != document.digest:
+            raise Refused("detected modified configuration - file changed by other user? Try again.")
+        made = edits.edit(document, [edits.Insert(key, value) for key, value in args["set"].items()])
+        self.conf.write_bytes(made.render())
+        for value in args["set"].values():
+            path = rules.parse_device(value).path
+            self.inside[path] = self.nodes[path]
+            self.rules = (*self.rules, f"dev {path}")
+        return {"digest": made.digest, "written": True, "pending": [], "text": ""}
 
     # the container
 
@@ -208,12 +230,9 @@ class World:
 
     # the API
 
-    def quorate(self) -> bool | None:
-        return self.has_quorum
-
     def status(self, node: str, vmid: int) -> Any:
         state = "running" if self.running else "stopped"
-        return SimpleNamespace(status=state, lock=self.lock, uptime_s=100.0 if self.running else 0.0)
+        return SimpleNamespace(status=state, lock=self.lock, uptime_s=100.0 if self.running else 0.0, ha=False)
 
     def running_tasks(self, node: str) -> tuple[Any, ...]:
         if self.startall_polls <= 0:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inventory.errors import CannotLook, Failed, Refused
 from inventory.machine import ignore
-from inventory.model import Container
+from inventory.model import Container, Devices
 from provision import pipeline
-from provision.devices import ct_stage
+from provision.devices import ct_stage, power, stages
+from provision.devices.doors import Consent
 from provision.devices.facts import Module, Node, NodeKind
-from provision.devices.stages import ContainerStage, DevicesStage, HostStage
+from provision.devices.scout import LiveScout
 
 
-def _stages(world: Any, container: Container) -> list[Any]:
-    return [
-        HostStage(world, container, 200),
-        DevicesStage(world, world, container, 200, "pve"),
-        ContainerStage(world, world, world, container, 200, "pve", 5.0),
-    ]
+def _scout(world: Any, container: Container) -> LiveScout:
+    return LiveScout(SimpleNamespace(host=world, ct=world, api=world, node="pve"), container, 200)
 
 
-def _run(world: Any, container: Container) -> tuple[pipeline.Outcome, ...]:
-    return pipeline.run(_stages(world, container), lambda report: None, ignore)
+def _stages(world: Any, container: Container, limit_s: float = 5.0, **consent: Any) -> list[Any]:
+    return list(stages.stages(_scout(world, container), container, 200, limit_s, Consent(**consent)).values())
+
+
+def _run(world: Any, container: Container, **consent: Any) -> tuple[pipeline.Outcome, ...]:
+    return pipeline.run(_stages(world, container, **consent), lambda report: None, ignore)
 
 
 def _changes(outcomes: tuple[pipeline.Outcome, ...]) -> list[str]:
@@ -36,6 +38,7 @@ def _changes(outcomes: tuple[pipeline.Outcome, ...]) -> list[str]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ct_stage, "POLL_S", 0.01)
+    monkeypatch.setattr(power, "POLL_S", 0.01)
 
 
 def test_after_a_reboot_it_loads_edits_restarts_and_then_has_nothing_to_do(
@@ -49,14 +52,12 @@ def test_after_a_reboot_it_loads_edits_restarts_and_then_has_nothing_to_do(
     world.calls.clear()
     again = _run(world, container)
     assert _changes(again) == []
-    assert world.calls == ["host.facts", "host.facts", "host.facts", "ct.device_facts"]
+    assert world.calls == ["host.facts", "ct.device_facts"]
 
 
 def test_the_cause_is_said_in_one_sentence(world: Any, container: Container) -> None:
-    _stages(world, container)[0].apply(
-        _stages(world, container)[0].plan(_stages(world, container)[0].observe()).steps[0], ignore
-    )
-    stage = _stages(world, container)[1]
+    host, stage, _ = _stages(world, container)
+    pipeline.run([host], lambda report: None, ignore)
     lines = stage.describe(stage.observe())
     assert any(
         "nvidia-uvm moved from 511 to 509 at this boot; ct200 is privileged and still allows 511" in x
@@ -137,12 +138,8 @@ def test_it_waits_until_proxmox_has_started_its_guests(world: Any, container: Co
 
 def test_the_wait_for_the_guests_has_a_limit(world: Any, container: Container) -> None:
     world.running, world.startall_polls = False, 10**9
-    stage = ContainerStage(world, world, world, container, 200, "pve", 0.1)
-    HostStage(world, container, 200).apply(
-        HostStage(world, container, 200).plan(HostStage(world, container, 200).observe()).steps[0], ignore
-    )
     with pytest.raises(Failed, match="still starting its guests"):
-        pipeline.run([stage], lambda report: None, ignore)
+        pipeline.run(_stages(world, container, 0.1), lambda report: None, ignore)
 
 
 def test_a_container_that_does_not_shut_down_is_stopped(
@@ -231,7 +228,7 @@ def test_a_kernel_without_the_module_is_blocked_and_the_configuration_kept(
             return host.to_json()
 
     with pytest.raises(Failed, match=r"6\.17\.4-2-pve has no NVIDIA module") as caught:
-        pipeline.run([HostStage(Still(), container, 200)], lambda report: None, ignore)
+        pipeline.run(_stages(Still(), container)[:1], lambda report: None, ignore)
     assert "proxmox-headers-6.17.4-2-pve" in caught.value.hint
 
 
@@ -301,3 +298,94 @@ def test_a_node_inside_that_cannot_be_looked_at_is_unknown_and_no_reason_to_rest
     with pytest.raises(CannotLook, match=r"/dev/nvidia0 is unreadable \(EIO\)"):
         _run(world, container)
     assert "shutdown" not in world.calls
+
+
+def _changed_rules(world: Any, container: Container) -> None:
+    """Everything right, but the container was started with the rules of another time."""
+    _run(world, container)
+    world.rules = ("c 195:* rwm",)
+    world.calls.clear()
+
+
+def test_without_consent_to_a_restart_it_says_why_one_is_needed(world: Any, container: Container) -> None:
+    _changed_rules(world, container)
+    with pytest.raises(
+        Refused, match="must be restarted, which --no-restart forbids: /dev/nvidia-uvm gives EPERM"
+    ):
+        _run(world, container, restart=False)
+    assert "shutdown" not in world.calls
+
+
+def test_a_rule_is_given_to_the_running_container_when_that_is_wished(world: Any, container: Container) -> None:
+    _changed_rules(world, container)
+    outcomes = _run(world, container, live=True, restart=False)
+    assert outcomes[2].changed == ("allowed c 509:* rwm in the running ct200",)
+    assert "shutdown" not in world.calls
+    assert "start" not in world.calls
+
+
+def test_a_live_rule_that_does_not_help_is_followed_by_a_restart(
+    world: Any, container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _changed_rules(world, container)
+    monkeypatch.setattr(world, "_live_rules", lambda args: {"ran": []})
+    outcomes = _run(world, container, live=True)
+    assert [line.split(" ")[0] for line in outcomes[2].changed] == ["allowed", "ct200"]
+    assert world.calls.count("start") == 1
+
+
+def test_a_missing_node_can_not_be_mended_by_a_live_rule(world: Any, container: Container) -> None:
+    _changed_rules(world, container)
+    del world.inside["/dev/nvidia0"]
+    with pytest.raises(Refused, match="--no-restart forbids") as caught:
+        _run(world, container, live=True, restart=False)
+    assert "--live" not in caught.value.hint
+
+
+def _one_node_short(world: Any, version: str) -> None:
+    names = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
+    world.conf.write_text("arch: amd64\n" + "".join(f"dev{n}: /dev/{x},mode=0666\n" for n, x in enumerate(names)))
+    world.running, world.pve_container = False, version
+
+
+def test_a_new_dev_entry_is_hot_plugged_where_proxmox_can_and_nothing_is_restarted(
+    world: Any, container: Container
+) -> None:
+    _one_node_short(world, "6.1.10")
+    short = replace(container, devices=Devices(wanted=("nvidiactl", "nvidia-uvm")))
+    _run(world, short)
+    world.calls.clear()
+    outcomes = _run(world, container)
+    assert "gave the running ct200 `dev4: /dev/nvidia-uvm-tools,mode=0666`" in outcomes[1].changed[0]
+    assert {"shutdown", "start", "host.edit_conf"}.isdisjoint(world.calls)
+    assert _changes(_run(world, container)) == []
+
+
+def test_an_older_proxmox_or_a_line_that_its_writer_would_drop_means_edit_and_restart(
+    world: Any, container: Container
+) -> None:
+    short = replace(container, devices=Devices(wanted=("nvidiactl", "nvidia-uvm")))
+    for version, line in (("5.2.0", ""), ("6.1.10", "this line is malformed\n")):
+        _one_node_short(world, version)
+        world.conf.write_text(line + world.conf.read_text())
+        _run(world, short)
+        outcomes = _run(world, container)
+        assert [len(outcome.changed) for outcome in outcomes] == [0, 1, 1]
+        assert world.conf.read_text().startswith(line + "arch: amd64\n")
+
+
+def test_the_grace_time_reaches_the_shutdown_and_is_said_beforehand(
+    world: Any, container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    real = world.shutdown
+
+    def shutdown(node: str, vmid: int, *, timeout_s: float) -> Any:
+        given.append(timeout_s)
+        return real(node, vmid, timeout_s=timeout_s)
+
+    monkeypatch.setattr(world, "shutdown", shutdown)
+    said: list[str] = []
+    pipeline.run(_stages(world, container, grace_s=7.0), lambda report: said.append(report.line), ignore)
+    assert given == [12.0]
+    assert any("it may take 7 s to shut down" in line for line in said)
