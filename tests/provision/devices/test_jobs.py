@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from inventory.errors import ConfigError, Failed
 from inventory.machine import ignore
 from provision.devices import change_job, ct_job, host_job, look
 from provision.devices.facts import CtFacts, HostFacts, NodeKind, State
@@ -130,39 +129,6 @@ def test_an_empty_machine_gives_facts_that_say_so(tmp_path: Path, monkeypatch: p
     assert (host.conf.state, host.conf_digest, host.gpus) == (State.ABSENT, "", ())
     inside = CtFacts.from_json(ct_job.facts({"nodes": ["nvidia-uvm"]}, ignore))
     assert inside.node("/dev/nvidia-uvm").kind is NodeKind.ABSENT
-
-
-def test_prepare_runs_nothing_but_nvidia_modprobe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for steps in ([["rm", "-rf", "/"]], [[]], [["/tmp/nvidia-modprobe"]]):
-        with pytest.raises(ConfigError):
-            change_job.prepare({"steps": steps}, ignore)
-
-
-def test_prepare_reports_exit_status_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-modprobe"
-    program.write_text('#!/bin/sh\necho "told: $*" >&2\nexit 3\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    answer = change_job.prepare({"steps": [["nvidia-modprobe", "-u", "-c", "0; reboot"]]}, ignore)
-    assert answer == {
-        "ran": [{"argv": ["nvidia-modprobe", "-u", "-c", "0; reboot"], "rc": 3, "stderr": "told: -u -c 0; reboot"}]
-    }
-
-
-def test_prepare_without_the_program_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Failed, match="not installed"):
-        change_job.prepare({"steps": [["nvidia-modprobe", "-u"]]}, ignore)
-
-
-def test_a_program_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-modprobe"
-    program.write_text("#!/bin/sh\nexec sleep 30\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(change_job, "STEP_LIMIT_S", 0.2)
-    with pytest.raises(Failed, match="did not work"):
-        change_job.prepare({"steps": [["nvidia-modprobe", "-u"]]}, ignore)
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, error: int | None) -> list[int]:
