@@ -68,7 +68,7 @@ def find_files(named: tuple[Path, ...]) -> tuple[Path, ...]:
 
 def loaded(named: tuple[Path, ...]) -> Loaded:
     """The inventory in force; `ConfigError` when there is none."""
-    from inventory.loader import load
+    from gpuctl.known_inventory import load
 
     files = find_files(named)
     if not files:

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from inventory import positions
 from inventory.errors import ConfigError
 from inventory.model import Inventory
 from inventory.names import keys_at, suggestion
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+    from inventory import positions
 
 EXAMPLES = frozenset({"example.yaml", "lab.yaml"})
 """Shipped examples: read only when named."""
@@ -86,6 +87,8 @@ class _Merged:
     bases: dict[str, Path] = field(default_factory=dict)
 
     def add(self, index: int, line: int, path: positions.Path, message: str) -> None:
+        from inventory import positions
+
         self.mistakes.append((index, positions.Mistake(line, path, message)))
 
     def place(self, path: positions.Path) -> tuple[int, int]:
@@ -123,6 +126,8 @@ def load(paths: tuple[Path, ...]) -> Loaded:
 
 
 def _read(file: Path) -> positions.Document:
+    from inventory import positions
+
     def broken(line: int, message: str) -> positions.Document:
         return positions.Document(mistakes=[positions.Mistake(line, (), message)])
 
