@@ -12,6 +12,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def _time_in(name: str) -> float:
 def keep(vmid: int, old: bytes, after: str) -> str:
     """Store the bytes that an edit is about to replace by bytes of SHA-1 `after`; gives the backup's path.
 
-    Call it with the container's lock held. Raises `OSError`; then the configuration must not be touched.
+    `after` is "" where Proxmox makes the edit: see `settle`. Call it with the container's lock held.
+    Raises `OSError`; then the configuration must not be touched.
     """
     Path(at(FOLDER)).mkdir(parents=True, exist_ok=True, mode=0o700)
     whole_file.clear_leftovers(FOLDER, f"{vmid}.conf")
@@ -82,22 +84,39 @@ def keep(vmid: int, old: bytes, after: str) -> str:
     before = digest_of(old)
     stamp = datetime.fromtimestamp(made_s, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     path = f"{FOLDER}/{vmid}.conf.{stamp}.{before[:8]}"
-    note = {"vmid": vmid, "made_s": made_s, "before": before, "after": after}
     whole_file.write(path, old, mode=0o600)
-    whole_file.write(f"{path}.json", json.dumps(note).encode(), mode=0o600)
+    _note(Backup(path, made_s, before, after))
     return path
+
+
+def _note(backup: Backup) -> None:
+    note = {"made_s": backup.made_s, "before": backup.before, "after": backup.after}
+    whole_file.write(f"{backup.path}.json", json.dumps(note).encode(), mode=0o600)
+
+
+def settle(vmid: int, path: str, after: str) -> None:
+    """Note what an edit made by Proxmox wrote; a backup of an edit that wrote nothing is removed."""
+    for backup in backups(vmid):
+        if backup.path == path and backup.before == after:
+            _remove(path)
+        elif backup.path == path:
+            _note(replace(backup, after=after))
+
+
+def _remove(path: str) -> None:
+    for name in (path, f"{path}.json"):
+        with contextlib.suppress(OSError):
+            os.unlink(at(name))  # noqa: PTH108
 
 
 def drop_old(vmid: int) -> None:
     """Remove all but the newest 20, and notes without their backup; a file that can't be removed is left."""
     for backup in backups(vmid)[KEEP:]:
-        with contextlib.suppress(OSError):
-            os.unlink(at(backup.path))  # noqa: PTH108
+        _remove(backup.path)
     with contextlib.suppress(OSError):
         present = set(os.listdir(at(FOLDER)))  # noqa: PTH208
         for name in present:
             stem = name.removesuffix(".json")
             match = _NAME.fullmatch(stem)
-            if stem != name and stem not in present and match and match[1] == str(vmid):
-                with contextlib.suppress(OSError):
-                    os.unlink(at(f"{FOLDER}/{name}"))  # noqa: PTH108
+            if stem not in present and match and match[1] == str(vmid):
+                _remove(f"{FOLDER}/{stem}")

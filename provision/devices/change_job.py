@@ -1,43 +1,39 @@
-"""The jobs that change a Proxmox host, as root: make the driver's nodes, replace a container's configuration."""
+"""The jobs that change a Proxmox host, as root: nodes, configurations, a running container's rules, the boot unit.
+
+Each checks its arguments itself: what comes over the wire can ask for what gpuctl does and for nothing else.
+"""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from inventory.errors import ConfigError, Failed
+from inventory.errors import ConfigError
 from inventory.machine import Emit
-from provision.devices import conf, conf_file
+from provision.devices import boot_unit_files, conf, conf_file, modprobe, rules, tool
+from provision.devices import pct_set as pct
 
 STEP_LIMIT_S = 60.0
 """Limit of one nvidia-modprobe; loading the module with many GPUs takes seconds."""
+RULE_LIMIT_S = 10.0
+MOST_RULES = 64
 
 
 def prepare(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
-    """Run nvidia-modprobe steps. args: `steps`, argv lists that begin with nvidia-modprobe.
+    """Load the driver and make its nodes. args: `steps`, argv lists: calls of nvidia-modprobe, or modprobe of NVIDIA's.
 
-    An exit status of 0 proves nothing (`ModifyDeviceFiles=0` does nothing and says so to nobody): observe again.
-    Raises `ConfigError` for any other program, `Failed` when it is missing or takes longer than 60 s.
+    Nothing is run unless every step is one of those (`modprobe.check_step`). An exit status of 0 proves nothing
+    (`ModifyDeviceFiles=0` does nothing and says so to nobody): observe again. Returns `ran`, a list of `argv`, `rc`,
+    `stderr`. Raises `ConfigError` for any other program, `Failed` when one is missing or takes longer than 60 s.
     """
+    steps = [tuple(str(word) for word in step) for step in args.get("steps", ())]
+    for step in steps:
+        modprobe.check_step(step)
     ran = []
-    for step in args.get("steps", ()):
-        argv = [str(word) for word in step]
-        if not argv or argv[0] != "nvidia-modprobe":
-            raise ConfigError(f"{argv[:1]} is no step of preparing a host: only nvidia-modprobe is")
-        emit({"type": "note", "text": " ".join(argv)})
-        try:
-            done = subprocess.run(
-                argv, capture_output=True, timeout=STEP_LIMIT_S, stdin=subprocess.DEVNULL, check=False
-            )
-        except FileNotFoundError as error:
-            raise Failed(
-                "nvidia-modprobe is not installed on the host", hint="install the package nvidia-modprobe there"
-            ) from error
-        except (subprocess.TimeoutExpired, OSError) as error:
-            raise Failed(f"{' '.join(argv)} did not work: {error}", hint="see dmesg on the host") from error
-        text = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
-        ran.append({"argv": argv, "rc": done.returncode, "stderr": text[-4000:]})
+    for step in steps:
+        emit({"type": "note", "text": " ".join(step)})
+        missing = "install the package nvidia-modprobe there" if step[0] == "nvidia-modprobe" else ""
+        ran.append(tool.run(step, STEP_LIMIT_S, missing=missing, late="see dmesg on the host").to_json())
     return {"ran": ran}
 
 
@@ -62,3 +58,63 @@ def undo_conf(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: A
     vmid = conf_file.vmid_of(args)
     digest, restored, backup = conf_file.undo(vmid, str(args.get("backup") or ""))
     return {"digest": digest, "restored": restored.path, "backup": backup}
+
+
+def pct_set(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """Set or delete `dev[n]` by `pct set`. args: `vmid`, `digest`, `set` (values by key), `delete` (keys).
+
+    Returns the new `digest`, `written` (True: the file says what was asked, whatever pct's exit status), `pending`
+    (keys that wait for the next start), `text` (what Proxmox said) and `backup` ("" when nothing changed).
+    Raises `Refused` or `Failed` with Proxmox's own text when it does not, `ConfigError` for other keys.
+    """
+    vmid = conf_file.vmid_of(args)
+    values = {str(key): str(value) for key, value in dict(args.get("set") or {}).items()}
+    wanted = pct.asked(values, [str(key) for key in args.get("delete") or ()])
+    done = pct.run(vmid, str(args.get("digest", "")), wanted)
+    return {
+        "digest": done.digest,
+        "written": True,
+        "pending": list(done.pending),
+        "text": done.text,
+        "backup": done.backup,
+    }
+
+
+def live_rules(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """Let a running container use more devices, until its next start. args: `vmid`, `rules` (`c 509:* rwm`).
+
+    Returns `ran`, a list of `argv`, `rc`, `stderr`, one for each rule; the first that fails ends it.
+    Raises `ConfigError` for what is no rule or speaks about every major, `Failed` without lxc-cgroup.
+    """
+    vmid = conf_file.vmid_of(args)
+    wanted = [str(rule) for rule in args.get("rules", ())]
+    for text in wanted:
+        rule = rules.parse_rule(text)
+        if rule is None or rule.major is None:
+            raise ConfigError(f"{text!r} is no rule for one major", hint="for example: c 509:* rwm")
+    if len(wanted) > MOST_RULES:
+        raise ConfigError(f"{len(wanted)} rules at once are more than {MOST_RULES}")
+    ran = []
+    for text in wanted:
+        argv = ("lxc-cgroup", "-n", str(vmid), "devices.allow", text)
+        done = tool.run(argv, RULE_LIMIT_S, missing="is this a Proxmox VE host?", late="is the container frozen?")
+        ran.append(done.to_json())
+        if done.rc != 0:
+            break
+    return {"ran": ran}
+
+
+def boot_unit(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
+    """The unit that makes the nodes at boot. args: `action` (`show`, `install`, `remove`), `text` to install.
+
+    Returns `path`, `text`, `installed`, `enabled`, `changed`. Raises `Refused` when a unit of this name isn't ours,
+    `Failed` with systemctl's own words, `ConfigError` for another action or a text that calls something else.
+    """
+    action = args.get("action")
+    if action == "show":
+        return boot_unit_files.show().to_json()
+    if action == "install":
+        return boot_unit_files.install(str(args.get("text", ""))).to_json()
+    if action == "remove":
+        return boot_unit_files.remove().to_json()
+    raise ConfigError(f"{action!r} is nothing to do with a boot unit", hint="show, install and remove are")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,25 +41,15 @@ def path_of(vmid: int) -> str:
 @contextlib.contextmanager
 def locked(vmid: int, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold the lock that Proxmox takes for every change of this configuration; raises `Refused` after `wait_s`."""
-    path = Path(at(f"/run/lock/lxc/pve-config-{vmid}.lock"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        end = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise Refused(
-                        f"container {vmid}: its configuration is locked by another process for {wait_s:g} s now",
-                        hint="a task of Proxmox is changing it; run this again when it is done",
-                    ) from None
-                time.sleep(0.05)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(whole_file.held(f"/run/lock/lxc/pve-config-{vmid}.lock", wait_s))
+        except TimeoutError:
+            raise Refused(
+                f"container {vmid}: its configuration is locked by another process for {wait_s:g} s now",
+                hint="a task of Proxmox is changing it; run this again when it is done",
+            ) from None
         yield
-    finally:
-        os.close(handle)
 
 
 def backups(vmid: int) -> tuple[Backup, ...]:
@@ -76,16 +64,21 @@ def replace(vmid: int, digest: str, new: bytes, *, wait_s: float = LOCK_WAIT_S) 
     large text), `CannotLook` (no such file), `Failed`.
     """
     _check_size(vmid, new)
-    with _explaining(vmid), locked(vmid, wait_s):
-        old = _read(vmid)
-        now = conf.parse(old)
-        if now.digest != digest:
-            raise Refused(
-                f"container {vmid}: its configuration changed meanwhile ({digest[:8]} is now {now.digest[:8]})",
-                hint="run this again: it is read and planned anew",
-            )
-        _check_lock(vmid, now)
-        return _put(vmid, old, new)
+    with explaining(vmid), locked(vmid, wait_s):
+        return _put(vmid, checked(vmid, digest), new)
+
+
+def checked(vmid: int, digest: str) -> bytes:
+    """The file's bytes, with the lock held. Raises `Refused` when its SHA-1 isn't `digest` or it has a `lock:`."""
+    old = read(vmid)
+    now = conf.parse(old)
+    if now.digest != digest:
+        raise Refused(
+            f"container {vmid}: its configuration changed meanwhile ({digest[:8]} is now {now.digest[:8]})",
+            hint="run this again: it is read and planned anew",
+        )
+    _check_lock(vmid, now)
+    return old
 
 
 def undo(vmid: int, path: str = "", *, wait_s: float = LOCK_WAIT_S) -> tuple[str, Backup, str]:
@@ -94,8 +87,8 @@ def undo(vmid: int, path: str = "", *, wait_s: float = LOCK_WAIT_S) -> tuple[str
     Raises `Refused` when the file is not what our newest edit wrote, when another program changed it between the
     edits to be undone, when it is as before already, when there is no backup, and where `replace` does.
     """
-    with _explaining(vmid), locked(vmid, wait_s):
-        old = _read(vmid)
+    with explaining(vmid), locked(vmid, wait_s):
+        old = read(vmid)
         now = conf.parse(old)
         _check_lock(vmid, now)
         target = _to_restore(vmid, now.digest, path)
@@ -149,7 +142,8 @@ def _ours(now: str, since: tuple[Backup, ...]) -> bool:
     return now == since[-1].before
 
 
-def _read(vmid: int) -> bytes:
+def read(vmid: int) -> bytes:
+    """The file's bytes; raises `OSError`."""
     return Path(at(path_of(vmid))).read_bytes()
 
 
@@ -181,7 +175,8 @@ def _put(vmid: int, old: bytes, new: bytes) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _explaining(vmid: int) -> Iterator[None]:
+def explaining(vmid: int) -> Iterator[None]:
+    """Turn an `OSError` about this container's files into an error of ours."""
     try:
         yield
     except OSError as error:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from inventory.root import at
@@ -66,3 +69,24 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return pid > 0
+
+
+@contextlib.contextmanager
+def held(path: str, wait_s: float) -> Iterator[None]:
+    """Hold the exclusive flock of the file at `path`, which is made; raises `TimeoutError` after `wait_s`."""
+    lock = Path(at(path))
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        end = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"{path} is locked by another process") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(handle)
