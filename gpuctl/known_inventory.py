@@ -37,7 +37,10 @@ class _Reader(pickle.Unpickler):
 
 
 def load(files: tuple[Path, ...]) -> Loaded:
-    """The same as `inventory.loader.load`, and the same errors: only a good inventory is remembered."""
+    """The same as `inventory.loader.load`, and the same errors.
+
+    Only a good inventory is remembered; one with a secret in clear is none.
+    """
     try:
         place = _place(files)
         found = _recall(place, files)
@@ -48,7 +51,7 @@ def load(files: tuple[Path, ...]) -> Loaded:
     from inventory.loader import load as check
 
     loaded = check(files)
-    if place is not None and not _holds_values(loaded):
+    if place is not None:
         with contextlib.suppress(OSError):
             _remember(place, loaded)
     return loaded
@@ -83,14 +86,6 @@ def _recall(place: Path, files: tuple[Path, ...]) -> Loaded | None:
     except Exception:
         # Half a file, or one of another version: checked again like any other.
         return None
-
-
-def _holds_values(loaded: Loaded) -> bool:
-    """Whether an engine's environment is written out in the file: that may be a secret, and is not copied."""
-    from inventory.secret import is_reference
-
-    engines = [container.engine for container in loaded.inventory.containers.values()]
-    return any(not is_reference(value) for engine in engines if engine for value in engine.env.values())
 
 
 def _remember(place: Path, loaded: Loaded) -> None:

@@ -7,10 +7,12 @@ import difflib
 import types
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from inventory.model import Inventory
-from inventory.positions import Path
+
+if TYPE_CHECKING:
+    from inventory.positions import Path
 
 SECRET_FIELDS = frozenset({"password", "token_value", "token"})
 """Fields that hold a reference to a secret; what is written there is never shown."""

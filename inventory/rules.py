@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from inventory.names import suggestion
-from inventory.positions import Path
 from inventory.secret import fault as secret_fault
 
-Finding = tuple[Path, str]
+if TYPE_CHECKING:
+    from inventory.positions import Path
+
+Finding = tuple["Path", str]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inventory.names import is_secret, keys_at, suggestion, words_at
-from inventory.positions import Path
+
+if TYPE_CHECKING:
+    from inventory.positions import Path
 
 _LIMITS = {
     "greater_than_equal": ("at least", "ge"),

@@ -91,10 +91,11 @@ def test_a_memory_that_names_anything_but_the_model_makes_nothing(file: Path, tm
     assert not (tmp_path / "trap").exists()
 
 
-def test_an_environment_that_is_written_out_is_not_copied(file: Path) -> None:
+def test_a_secret_in_clear_is_refused_and_not_copied(file: Path) -> None:
     _forget()
     file.write_text(TEXT.replace("kind: vllm,", "kind: vllm, env: {HF_TOKEN: hf_literal},"))
-    known_inventory.load((file,))
+    with pytest.raises(ConfigError):
+        known_inventory.load((file,))
     assert _kept() == []
 
 
