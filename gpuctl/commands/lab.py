@@ -49,22 +49,31 @@ def lab() -> None:
     The first start is a machine on which everything was set up right. A start after `down` is a boot: as after
     `reboot`, the GPUs are not usable in the container until `gpuctl recover ct200`.
 
+    Level 0 needs no rights and simulates device nodes and rules. Level 1 needs root, Debian's lxc and cc: device nodes
+    are real, the container is started by lxc-start, and it is the kernel that refuses a device.
+
     \b
     Examples:
       gpuctl lab up
+      gpuctl lab up --level 1 --dir /tmp/lab1
       gpuctl lab up --dir /tmp/lab2 --json
     """,
     epilog=EXIT_CODES,
 )
 @_dir_option
+@click.option(
+    "--level",
+    type=click.IntRange(0, 1),
+    help="0: simulated nodes, no rights needed; 1: real nodes and LXC, as root.  [default: as before, 0 at first]",
+)
 @options.json_option
 @options.quiet_option
-def up(folder: Path, as_json: bool, quiet: bool) -> int:
+def up(folder: Path, level: int | None, as_json: bool, quiet: bool) -> int:
     """See the command's help."""
     from gpuctl.lab import manage
 
     place = _open(folder)
-    started = manage.up(place)
+    started = manage.up(place, level=level)
     if as_json:
         print_json({"started": started.started, **_facts(place, started.info)})
     elif not quiet:
@@ -181,7 +190,7 @@ def _say(place: LabDir, info: LabInfo) -> None:
         ("Proxmox API", f"https://127.0.0.1:{ports['api']} (root@pam, password in {place.password})"),
         ("SSH", f"root@127.0.0.1 port {ports['ssh']} (key {place.ssh / 'client_key'})"),
         ("Hub", f"http://127.0.0.1:{ports['hub']}"),
-        ("isolation", info.isolation),
+        ("isolation", f"{info.isolation} (level {info.level})"),
         ("inventory", str(place.inventory)),
         ("next", f"gpuctl recover ct200 --inventory {place.inventory}"),
     )

@@ -29,14 +29,14 @@ class Blueprint:
     uptime_s: float = 0.0
     """How long the machine is said to be up at this moment."""
     env: Mapping[str, str] = field(default_factory=dict)
+    cgroup: str = ""
+    """Level 1: the machine's folder below /sys/fs/cgroup; it is then the real root's, in no user namespace."""
 
 
 def mounts(blueprint: Blueprint) -> list[dict[str, Any]]:
     """The mounts that turn a rootfs folder into a machine, in order."""
     rootfs = blueprint.rootfs
-    entries = [_bind(folder, folder) for folder in _system_folders(rootfs)]
-    entries += [_bind(f"/etc/{name}", f"/etc/{name}") for name in _ETC if Path(f"/etc/{name}").exists()]
-    entries += [_bind(source, place) for source, place in blueprint.binds]
+    entries = [_bind(source, place) for source, place in shown(blueprint)]
     entries += [
         {"kind": "proc", "dst": "/proc"},
         # Every kernel makes the empty folder /proc/driver, so there is always something to mount on.
@@ -50,8 +50,24 @@ def mounts(blueprint: Blueprint) -> list[dict[str, Any]]:
         {"kind": "tmpfs", "dst": "/dev/shm", "data": f"mode=1777,size={blueprint.shm_mib}m"},
         {"kind": "devpts", "dst": "/dev/pts", "data": "newinstance,ptmxmode=0666,mode=620", "optional": True},
         *(_bind(source, place) | {"ro": False} for source, place in blueprint.shared),
+        *(_CGROUP if blueprint.cgroup else ()),
     ]
     return entries
+
+
+def shown(blueprint: Blueprint) -> tuple[tuple[str, str], ...]:
+    """What a machine sees of the real one, read-only, as (source, place inside): its system and the binds."""
+    folders = ((folder, folder) for folder in _system_folders(blueprint.rootfs))
+    files = ((f"/etc/{name}", f"/etc/{name}") for name in _ETC if Path(f"/etc/{name}").exists())
+    return (*folders, *files, *blueprint.binds)
+
+
+_CGROUP: Final[tuple[dict[str, Any], ...]] = (
+    # A kernel refuses to mount cgroup2 right on top of cgroup2, so something else goes between.
+    {"kind": "tmpfs", "dst": "/sys/fs/cgroup", "data": "mode=755,size=64k"},
+    {"kind": "cgroup2", "dst": "/sys/fs/cgroup"},
+)
+"""As on a pure cgroup2 host: LXC loads the device program only where it finds that layout."""
 
 
 _ETC: Final = (

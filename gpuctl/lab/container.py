@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuctl.lab import plain
-from gpuctl.lab.kernel import LabNode, read_node, write_node
+from gpuctl.lab.nodes import MARKERS, LabNode
 from gpuctl.lab.pve.backend import NodeKind, Passthrough, TaskFailed, TaskLog
 from gpuctl.lab.pve.conf import Conf
 
@@ -53,7 +53,7 @@ def prepare(
         elif key.startswith("lxc.cgroup.devices."):
             log.warn(f"vm {conf.vmid} - {key} is deprecated, this will be a hard error in the future!")
     for entry in entries:
-        write_node(rootfs / entry.path.lstrip("/"), passthrough_node(entry))
+        MARKERS.write(rootfs / entry.path.lstrip("/"), passthrough_node(entry))
     (rootfs / RULES).write_text("".join(f"{rule}\n" for rule in device_rules(conf, entries)))
     return shm_mib, tuple(shared)
 
@@ -80,7 +80,7 @@ def device_rules(conf: Conf, entries: tuple[Passthrough, ...]) -> tuple[str, ...
 
 def hotplug(rootfs: Path, entry: Passthrough) -> None:
     """Node and rule for a container that runs."""
-    write_node(rootfs / entry.path.lstrip("/"), passthrough_node(entry))
+    MARKERS.write(rootfs / entry.path.lstrip("/"), passthrough_node(entry))
     rules = rootfs / RULES
     text = rules.read_text()
     if text != "a\n":
@@ -108,7 +108,7 @@ def _mount_entry(vmid: int, value: str, host: Path, rootfs: Path) -> int | tuple
     if kind == "tmpfs":
         return _tmpfs_mib(words[3]) if place == "dev/shm" else 0
     origin, target = host / source.lstrip("/"), rootfs / place
-    node = read_node(origin)
+    node = MARKERS.read(origin)
     if "create=file" in options:
         # lxc makes the mount point first: when the source is missing an empty file is what remains.
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def _mount_entry(vmid: int, value: str, host: Path, rootfs: Path) -> int | tuple
     if origin.exists() and target.exists():
         if node is None:
             return str(origin), f"/{place}"
-        write_node(target, node)
+        MARKERS.write(target, node)
     elif "optional" not in options:
         raise TaskFailed(f"startup for container '{vmid}' failed")
     return 0

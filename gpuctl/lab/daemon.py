@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuctl.lab import credentials, inventory_file, namespaces, programs, reboot, rootfs
+from gpuctl.lab import credentials, inventory_file, namespaces, programs, real, reboot, rootfs
 from gpuctl.lab.control import Call, ControlServer
 from gpuctl.lab.kernel import Kernel
 from gpuctl.lab.machine import Node
@@ -48,14 +48,19 @@ class Daemon:
         # Nothing of ours listens there; the inventory must name a port that stays free for this lab's engine.
         self._reserved = _reserve(self._ports["engine"])
         self._ports["engine"] = int(self._reserved.getsockname()[1])
-        self._notes: list[str] = []
         self.fresh = not lab.kernel.exists()
         token = before.token if before else secrets.token_hex(16)
         isolation, chosen = namespaces.isolation(os.environ), "GPUCTL_LAB_ISOLATION" in os.environ
-        self.kernel = Kernel(lab.kernel, lab.host_rootfs, {VMID: lab.ct_rootfs()}, token)
+        way = real.open_way(lab, isolation, token)
+        self._notes = list(way.notes)
+        folders = {VMID: lab.ct_rootfs()}
+        self.kernel = Kernel(
+            lab.kernel, lab.host_rootfs, folders, token, nodes=way.nodes, uvm_majors=way.uvm_majors
+        )
         rootfs.install(lab, self.kernel.token)
+        way.install()
         credentials.ensure(lab)
-        self.node = Node(lab, self.kernel, isolation, may_fall_back=not chosen)
+        self.node = Node(lab, self.kernel, way, may_fall_back=not chosen)
         self._ssh = SshServer(lab, self.node)
         self._api: RunningServer | None = None
         self._authority: Authority | None = None
@@ -98,12 +103,15 @@ class Daemon:
         task = self._api.site.tasks.start("startall", "", "root@pam", self.node.startall)
         if not task.done.wait(_STARTALL_LIMIT_S):
             _log.warning("startall still runs after %s s", _STARTALL_LIMIT_S)
+        if self.node.broken is not None:
+            raise self.node.broken
 
     def publish(self, *, running: bool = True) -> None:
         """Write lab.json and the inventory: from now on the lab is ready. Stopped: pid 0."""
         info = LabInfo(
             pid=os.getpid() if running else 0,
             isolation=self.node.isolation,
+            level=self.node.way.level,
             boot_id=self.kernel.boot_id,
             boot_count=self.kernel.boot_count,
             ports=self._ports,
@@ -181,6 +189,7 @@ class Daemon:
 
 def main(argv: list[str]) -> int:
     """Run labd for the folder `argv[0]`; `argv[1:]` are `NAME=PORT`. Returns 3 when another labd has the folder."""
+    os.umask(0o022)
     lab = open_dir(argv[0])
     lab.root.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")

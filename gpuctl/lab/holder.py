@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def _mount_one(root: str, entry: dict[str, Any]) -> None:
         case "proc":
             _mount_point(Path(target), folder=True)
             mount("proc", target, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+            if entry.get("whole"):
+                return
             # The lab may run as the real root: its processes must not turn the machine's own switches.
             for name in ("sys", "sysrq-trigger", "irq", "bus"):
                 path = f"{target}/{name}"
@@ -112,18 +115,31 @@ def build_root(root: str, mounts: list[dict[str, Any]]) -> None:
     os.chdir("/")
 
 
-def enter_namespaces(boottime_offset_s: int | None) -> None:
-    """New user, mount, pid, UTS and IPC namespaces, and a time namespace when an offset is given."""
+def enter_namespaces(boottime_offset_s: int | None, *, user: bool = True) -> None:
+    """New mount, pid, UTS and IPC namespaces, with `user` a user namespace, with an offset a time namespace."""
     uid, gid = os.getuid(), os.getgid()
-    flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC
+    flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC | (CLONE_NEWUSER if user else 0)
     if boottime_offset_s is not None:
         flags |= CLONE_NEWTIME
     _check(_libc.unshare(flags), "unshare")
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
     if boottime_offset_s is not None:
         Path("/proc/self/timens_offsets").write_text(f"boottime {boottime_offset_s} 0")
+
+
+def remove_cgroup(folder: Path, *, limit_s: float = 5.0) -> None:
+    """Remove a cgroup and those below it; waits for processes in it that are just ending."""
+    end = time.monotonic() + limit_s
+    while folder.is_dir():
+        for path, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                Path(path).rmdir()
+        if time.monotonic() > end:
+            return
+        time.sleep(0.01)
 
 
 def _reap(*_: object) -> None:
@@ -155,7 +171,7 @@ def main(argv: list[str]) -> int:
     """Make the machine described by the JSON file `argv[0]`; prints one line: `PID` or `error: TEXT`."""
     spec = json.loads(Path(argv[0]).read_bytes())
     try:
-        enter_namespaces(spec.get("boottime_offset_s"))
+        enter_namespaces(spec.get("boottime_offset_s"), user=not spec.get("cgroup"))
     except OSError as error:
         os.write(1, f"error: {error}\n".encode())
         return 1
@@ -171,6 +187,9 @@ def main(argv: list[str]) -> int:
         line = answer.readline().decode("utf-8", "replace").strip()
     os.write(1, f"{pid}\n".encode() if line == "ready" else f"error: {line}\n".encode())
     os.waitpid(pid, 0)
+    if spec.get("cgroup"):
+        # This process shares the machine's mounts, so it still sees the cgroups when everything else has ended.
+        remove_cgroup(Path("/sys/fs/cgroup", spec["cgroup"]))
     return 0
 
 

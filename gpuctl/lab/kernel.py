@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 import uuid
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpuctl.lab.nodes import MARKERS, LabNode, NodeFiles
 from gpuctl.lab.state import write_json
 
 DRIVER: Final = "595.45.04"
@@ -22,7 +22,6 @@ UVM_MAJORS: Final = (511, 509)
 """Major of nvidia-uvm at the first, second, third ... boot, in turn: who registers first changes from boot to boot."""
 GPU_NAME: Final = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition (lab)"
 
-_NODE: Final = re.compile(r"lab-node ([cb]) (\d+):(\d+) mode=(0[0-7]{3}) uid=(\d+) gid=(\d+)\n")
 _BUSES: Final = ("01", "21", "41", "61", "81", "A1", "C1", "E1")
 _STATIC_MAJORS: Final = (
     (1, "mem"), (4, "/dev/vc/0"), (4, "tty"), (5, "/dev/tty"), (5, "/dev/console"), (5, "/dev/ptmx"), (7, "vcs"),
@@ -31,43 +30,6 @@ _STATIC_MAJORS: Final = (
     (254, "rtc"),
 )  # fmt: skip
 _BLOCK: Final = "Block devices:\n  7 loop\n  8 sd\n  9 md\n 65 sd\n252 device-mapper\n253 virtblk\n259 blkext\n"
-
-
-@dataclass(frozen=True, slots=True)
-class LabNode:
-    """A lab device node: what mknod would have made."""
-
-    major: int
-    minor: int
-    mode: int = 0o666
-    uid: int = 0
-    gid: int = 0
-    kind: str = "c"
-
-    def line(self) -> str:
-        """Content of its marker file."""
-        return (
-            f"lab-node {self.kind} {self.major}:{self.minor} mode={self.mode:04o} uid={self.uid} gid={self.gid}\n"
-        )
-
-
-def read_node(path: Path) -> LabNode | None:
-    """The node at `path`, or None for anything else, also for a plain file."""
-    try:
-        match = _NODE.fullmatch(path.read_text())
-    except (OSError, UnicodeDecodeError):
-        return None
-    if match is None:
-        return None
-    kind, major, minor, mode, uid, gid = match.groups()
-    return LabNode(int(major), int(minor), int(mode, 8), int(uid), int(gid), kind)
-
-
-def write_node(path: Path, node: LabNode) -> None:
-    """Make or replace a node."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.write_text(node.line())
 
 
 def gpus(token: str) -> list[dict[str, Any]]:
@@ -102,8 +64,19 @@ class _State:
 class Kernel:
     """State shared by host and containers, kept in kernel.json and shown as files in every rootfs."""
 
-    def __init__(self, file: Path, host: Path, containers: Mapping[int, Path], token: str) -> None:
+    def __init__(
+        self,
+        file: Path,
+        host: Path,
+        containers: Mapping[int, Path],
+        token: str,
+        *,
+        nodes: NodeFiles = MARKERS,
+        uvm_majors: tuple[int, int] = UVM_MAJORS,
+    ) -> None:
         self._file = file
+        self._nodes = nodes
+        self._uvm_majors = uvm_majors
         self._host = host
         self._roots = (host, *containers.values())
         self._lock = threading.RLock()
@@ -135,7 +108,7 @@ class Kernel:
     @property
     def uvm_major(self) -> int:
         """The major that nvidia-uvm has, or would get, in this boot."""
-        return UVM_MAJORS[(self._state.boot_count - 1) % len(UVM_MAJORS)]
+        return self._uvm_majors[(self._state.boot_count - 1) % len(self._uvm_majors)]
 
     def boot(self) -> None:
         """Power on: new boot id, no nvidia-uvm; the persistence daemon has made the nodes of major 195."""
@@ -193,11 +166,11 @@ class Kernel:
 
     def _make_missing(self, name: str, node: LabNode) -> None:
         path = self._host / "dev" / name
-        if read_node(path) != node:
-            write_node(path, node)
+        if self._nodes.read(path) != node:
+            self._nodes.write(path, node)
 
     def _publish(self) -> None:
-        devices = proc_devices(self._state.boot_count, self.uvm_major if self._state.uvm_loaded else None)
+        devices = proc_devices(self.uvm_major, loaded=self._state.uvm_loaded)
         for root in self._roots:
             rewrite(root / "proc/devices", devices)
             rewrite(root / "proc/sys/kernel/random/boot_id", f"{self._state.boot_id}\n")
@@ -206,13 +179,12 @@ class Kernel:
         write_json(self._file, state)
 
 
-def proc_devices(boot_count: int, uvm: int | None) -> str:
+def proc_devices(uvm: int, *, loaded: bool) -> str:
     """Text of /proc/devices. Other drivers hold the numbers that nvidia-uvm had in another boot."""
     lines = [(number, name) for number, name in _STATIC_MAJORS]
-    mine = UVM_MAJORS[(boot_count - 1) % len(UVM_MAJORS)]
-    others = [number for number in (511, 510, 509) if number != mine]
-    lines += list(zip(others, ("ipmidev", "hidraw"), strict=True))
-    if uvm is not None:
+    others = [number for number in (511, 510, 509) if number != uvm]
+    lines += list(zip(others, ("ipmidev", "hidraw"), strict=False))
+    if loaded:
         lines.append((uvm, "nvidia-uvm"))
     lines.sort(key=lambda item: item[0])
     return "Character devices:\n" + "".join(f"{number:3d} {name}\n" for number, name in lines) + "\n" + _BLOCK

@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuctl.lab import container, namespaces, plain, rootfs
+from gpuctl.lab import namespaces, plain, rootfs
 from gpuctl.lab.blueprint import Blueprint
-from gpuctl.lab.kernel import Kernel, read_node
+from gpuctl.lab.kernel import Kernel
 from gpuctl.lab.pve.backend import DeviceStat, NodeFacts, NodeKind, Passthrough, Runtime, TaskFailed, TaskLog
 from gpuctl.lab.pve.conf import Conf
 from gpuctl.lab.pve.fault import Fault
 from gpuctl.lab.pve.guest import Guests
 from gpuctl.lab.pve.store import Store
 from gpuctl.lab.state import NODE, VMID, LabDir
+from gpuctl.lab.way import Order, Simulated, Unfit, Way
 from inventory.errors import Failed
 
 _log = logging.getLogger(__name__)
@@ -38,18 +39,25 @@ class Node:
     node = NODE
 
     def __init__(
-        self, lab: LabDir, kernel: Kernel, isolation: str, *, shm_mib: int = 512, may_fall_back: bool = False
+        self, lab: LabDir, kernel: Kernel, way: Way, *, shm_mib: int = 512, may_fall_back: bool = False
     ) -> None:
         self.lab = lab
         self.kernel = kernel
-        self.isolation = isolation
+        self.way = way
         self._may_fall_back = may_fall_back
         self._shm_mib = shm_mib
+        self.broken: Unfit | None = None
+        """Why this machine cannot carry the lab at all; found out when a container was started."""
         self._host: namespaces.View | None = None
         self._machines = {VMID: _Guest()}
         self.store = Store(self, lock_timeout_s=10)
         self.guests = Guests(self, self.store)
         """Containers as the API and `pct` change them; both go through this."""
+
+    @property
+    def isolation(self) -> str:
+        """`namespaces`, `plain` or `lxc`."""
+        return self.way.isolation
 
     @property
     def conf_dir(self) -> Path:
@@ -75,7 +83,7 @@ class Node:
 
     def pids(self) -> dict[str, int]:
         """First process of each machine in namespaces, by name."""
-        if self.isolation != "namespaces":
+        if self.isolation == "plain":
             return {}
         found = {} if self._host is None else {NODE: self._host.pid}
         return found | {f"ct{vmid}": view.pid for vmid in self._machines if (view := self.view(vmid))}
@@ -93,14 +101,14 @@ class Node:
         self.kernel.boot()
         blueprint = self._blueprint(NODE, self.lab.host_rootfs, self._shm_mib, rootfs.binds(container=False))
         try:
-            self._host = namespaces.start(self.isolation, blueprint)
+            self._host = self.way.start_host(blueprint)
         except Failed as error:
             if self.isolation != "namespaces" or not self._may_fall_back:
                 raise
             # The probe passed, yet this kernel refuses one of the mounts: better a lab without walls than none.
             _log.warning("%s; going on without namespaces", error)
-            self.isolation = "plain"
-            self._host = namespaces.start(self.isolation, blueprint)
+            self.way = Simulated(self.lab, "plain")
+            self._host = self.way.start_host(blueprint)
 
     def power_off(self) -> None:
         """Kill containers and host, as a power cut does."""
@@ -160,7 +168,7 @@ class Node:
 
     def device(self, path: str) -> DeviceStat | None:
         place = self.lab.host_rootfs / path.lstrip("/")
-        node = read_node(place)
+        node = self.way.nodes.read(place)
         if node is not None:
             return DeviceStat(NodeKind.CHAR if node.kind == "c" else NodeKind.BLOCK, node.major, node.minor)
         return DeviceStat(NodeKind.OTHER) if place.exists() else None
@@ -182,14 +190,14 @@ class Node:
             if self._host is None:
                 raise TaskFailed("the lab host is not running")
             conf, folder = self._load(vmid), self.lab.ct_rootfs(vmid)
-            entries = self.guests.devices(conf)
-            shm_mib, binds = container.prepare(conf, entries, self.lab.host_rootfs, folder, log)
-            rootfs.place_engine(folder, self.isolation)
-            blueprint = self._blueprint(
-                f"ct{vmid}", folder, shm_mib or self._shm_mib, rootfs.binds(container=True), binds
-            )
+            blueprint = self._blueprint(f"ct{vmid}", folder, self._shm_mib, rootfs.binds(container=True))
+            order = Order(conf, self.guests.devices(conf), blueprint)
             guest.started = time.time()
-            guest.view = namespaces.start(self.isolation, blueprint)
+            try:
+                guest.view = self.way.start_container(self._host, order, log)
+            except Unfit as error:
+                self.broken = self.broken or error
+                raise TaskFailed(str(error)) from error
 
     def stop(self, vmid: int, log: TaskLog) -> None:
         guest = self._guest(vmid)
@@ -199,11 +207,17 @@ class Node:
             guest.view = None
 
     def shutdown(self, vmid: int, timeout_s: float, log: TaskLog) -> None:
-        # No init system runs in there that could be asked.
-        self.stop(vmid, log)
+        guest = self._guest(vmid)
+        with guest.lock:
+            if guest.view is not None:
+                self.way.shutdown(guest.view, timeout_s)
+            guest.view = None
 
     def hotplug(self, vmid: int, entry: Passthrough) -> None:
-        container.hotplug(self.lab.ct_rootfs(vmid), entry)
+        view = self.view(vmid)
+        if view is None:
+            raise TaskFailed(f"CT {vmid} not running")
+        self.way.hotplug(view, self._load(vmid), entry)
 
     def _load(self, vmid: int) -> Conf:
         try:
@@ -222,7 +236,6 @@ class Node:
         folder: Path,
         shm_mib: int,
         binds: tuple[tuple[str, str], ...],
-        shared: tuple[tuple[str, str], ...] = (),
     ) -> Blueprint:
         return Blueprint(
             name=name,
@@ -231,8 +244,8 @@ class Node:
             token=self.kernel.token,
             shm_mib=shm_mib,
             binds=binds,
-            shared=shared,
             uptime_s=self.kernel.uptime_s(),
+            env={"GPUCTL_LAB_LEVEL": str(self.way.level)},
         )
 
 

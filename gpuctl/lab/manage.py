@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpuctl.lab import plain, processes
+from gpuctl.lab import plain, processes, real
 from gpuctl.lab.state import VMID, LabDir, LabInfo, read_info
 from inventory.errors import CannotLook, Failed, Refused
 from inventory.reentry import command
@@ -24,6 +24,7 @@ from inventory.reentry import command
 UP_LIMIT_S: Final = 60.0
 DOWN_LIMIT_S: Final = 20.0
 _LOG_LINES: Final = 12
+_ISOLATION: Final = "GPUCTL_LAB_ISOLATION"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,13 @@ class Started:
     started: bool
 
 
-def up(lab: LabDir, ports: dict[str, int] | None = None) -> Started:
-    """Start the lab unless it runs. Raises `Failed` with the daemon's last words."""
+def up(lab: LabDir, ports: dict[str, int] | None = None, *, level: int | None = None) -> Started:
+    """Start the lab unless it runs. `level` None: that of the folder's lab, 0 for a new one.
+
+    Raises `Failed` with the daemon's last words, `Refused` when the folder or the machine is not fit for the level.
+    """
     _require_packages()
+    env = _environment(lab, level)
     lab.root.mkdir(parents=True, exist_ok=True)
     child = None
     if daemon_pid(lab) is None:
@@ -48,6 +53,7 @@ def up(lab: LabDir, ports: dict[str, int] | None = None) -> Started:
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env=env,
                 start_new_session=True,
             )
     end = time.monotonic() + UP_LIMIT_S
@@ -65,6 +71,24 @@ def up(lab: LabDir, ports: dict[str, int] | None = None) -> Started:
         hint=f"see {lab.log}",
         detail=_last_lines(lab),
     )
+
+
+def _environment(lab: LabDir, level: int | None) -> dict[str, str]:
+    """The daemon's environment, which says how machines are to be kept apart."""
+    before, env = read_info(lab), dict(os.environ)
+    named = 1 if env.get(_ISOLATION) == real.ISOLATION else None
+    wanted = next((number for number in (level, named, before.level if before else None) if number is not None), 0)
+    if before is not None and before.level != wanted:
+        raise Refused(
+            f"{lab.root} holds a lab of level {before.level}, not {wanted}",
+            hint="take another folder with --dir, or remove that one: gpuctl lab down --purge",
+        )
+    if wanted == 1:
+        real.require()
+        env[_ISOLATION] = real.ISOLATION
+    elif named:
+        del env[_ISOLATION]
+    return env
 
 
 def down(lab: LabDir, *, purge: bool = False) -> bool:

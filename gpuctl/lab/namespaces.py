@@ -58,9 +58,9 @@ class View(Protocol):
 
 
 def isolation(environ: Mapping[str, str]) -> str:
-    """`namespaces` when this user may make them, else `plain`; GPUCTL_LAB_ISOLATION overrides."""
+    """`namespaces` when this user may make them, else `plain`; GPUCTL_LAB_ISOLATION overrides, also with `lxc`."""
     wanted = environ.get("GPUCTL_LAB_ISOLATION", "")
-    if wanted in {"namespaces", "plain"}:
+    if wanted in {"namespaces", "plain", "lxc"}:
         return wanted
     unshare, enter = shutil.which("unshare"), shutil.which("nsenter")
     if not unshare or not enter:
@@ -83,7 +83,7 @@ def start(kind: str, blueprint: Blueprint) -> View:
 
 
 class _Namespaces:
-    """A machine in its own user, mount, pid, UTS, IPC and, where possible, time namespace."""
+    """A machine in its own mount, pid, UTS, IPC and, where possible, time namespace; in level 0 also a user one."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self._blueprint = blueprint
@@ -94,6 +94,7 @@ class _Namespaces:
             "hostname": blueprint.name,
             "mounts": mounts(blueprint),
             "boottime_offset_s": int(blueprint.uptime_s - _boottime()) if self._time else None,
+            "cgroup": blueprint.cgroup,
         }
         path = blueprint.rootfs.parent / "namespace.json"
         path.write_text(json.dumps(spec, indent=1))
@@ -123,20 +124,16 @@ class _Namespaces:
         return Path(f"/proc/{self._pid}/root")
 
     def argv(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        kinds = ["-U", "-m", "-p", "-u", "-i", *(["-T"] if self._time else [])]
-        return (self._nsenter, "-t", str(self._pid), *kinds, "--preserve-credentials", "--", *words)
+        kinds = ["-m", "-p", "-u", "-i", *(["-T"] if self._time else [])]
+        if not self._blueprint.cgroup:
+            kinds += ["-U", "--preserve-credentials"]
+        return (self._nsenter, "-t", str(self._pid), *kinds, "--", *words)
 
     def shell(self, line: str) -> tuple[str, ...]:
         return self.argv(("/bin/sh", "-c", 'cd "$HOME"; eval "$1"', "sh", line))
 
     def env(self) -> dict[str, str]:
-        return {
-            "PATH": _PATH,
-            "PYTHONPATH": SITE,
-            "HOME": "/root",
-            "GPUCTL_LAB_SOCKET": "/run/gpuctl-lab/control.sock",
-            **_env(self._blueprint),
-        }
+        return environment(self._blueprint)
 
     def alive(self) -> bool:
         return self._holder.poll() is None
@@ -206,6 +203,17 @@ class _Plain:
         self._alive = False
         kill_marked(f"{plain.MARK}={self._mark}")
         plain.remove_shm(self._blueprint.rootfs)
+
+
+def environment(blueprint: Blueprint) -> dict[str, str]:
+    """The whole environment of a process of a machine that has its own root folder."""
+    return {
+        "PATH": _PATH,
+        "PYTHONPATH": SITE,
+        "HOME": "/root",
+        "GPUCTL_LAB_SOCKET": "/run/gpuctl-lab/control.sock",
+        **_env(blueprint),
+    }
 
 
 def _env(blueprint: Blueprint) -> dict[str, str]:

@@ -203,7 +203,7 @@ class _Files(asyncssh.SFTPServer):
         super().__init__(channel)
         self._root = node.host.root
         # Without namespaces the lab's own links (dev/shm, opt/engine) lead out of the folder on purpose.
-        self._contained = node.isolation == "namespaces"
+        self._contained = node.isolation != "plain"
 
     def _place(self, path: bytes, *, follow_last: bool) -> str:
         return resolve(self._root, os.fsdecode(path), follow_last=follow_last, contained=self._contained)

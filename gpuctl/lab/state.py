@@ -93,7 +93,7 @@ class LabInfo:
 
     pid: int
     isolation: str
-    """`namespaces` or `plain`."""
+    """`namespaces` or `plain` (level 0), `lxc` (level 1)."""
     boot_id: str
     boot_count: int
     ports: dict[str, int]
@@ -107,6 +107,8 @@ class LabInfo:
     """Init processes of the namespaces by machine name."""
     notes: list[str] = field(default_factory=list)
     """What the user should know: for example that the Hub has nothing to serve."""
+    level: int = 0
+    """1: real device nodes and real LXC."""
     lab: bool = True
     schema_version: int = 1
 

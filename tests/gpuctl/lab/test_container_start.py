@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuctl.lab import container
-from gpuctl.lab.kernel import LabNode, read_node, write_node
+from gpuctl.lab.nodes import MARKERS, LabNode
 from gpuctl.lab.pve.backend import DeviceStat, NodeKind, Passthrough, TaskFailed
 from gpuctl.lab.pve.conf import parse_conf
 
@@ -37,18 +37,18 @@ def _entry(name: str, options: str) -> str:
 
 
 def test_a_bound_node_keeps_its_numbers(tmp_path: Path) -> None:
-    write_node(tmp_path / "host/dev/nvidia0", LabNode(195, 0))
+    MARKERS.write(tmp_path / "host/dev/nvidia0", LabNode(195, 0))
 
     _start(tmp_path, _entry("nvidia0", "bind,optional,create=file"))
 
-    assert read_node(tmp_path / "ct/dev/nvidia0") == LabNode(195, 0)
+    assert MARKERS.read(tmp_path / "ct/dev/nvidia0") == LabNode(195, 0)
 
 
 def test_a_missing_optional_source_leaves_an_empty_file_where_one_is_to_be_created(tmp_path: Path) -> None:
     _start(tmp_path, _entry("nvidia-uvm", "bind,optional,create=file") + _entry("nvidia1", "bind,optional"))
 
     assert (tmp_path / "ct/dev/nvidia-uvm").read_bytes() == b""
-    assert read_node(tmp_path / "ct/dev/nvidia-uvm") is None
+    assert MARKERS.read(tmp_path / "ct/dev/nvidia-uvm") is None
     assert not (tmp_path / "ct/dev/nvidia1").exists()
 
 
@@ -58,7 +58,7 @@ def test_a_missing_source_that_is_not_optional_stops_the_start(tmp_path: Path) -
 
 
 def test_nothing_of_an_earlier_start_is_left_in_dev(tmp_path: Path) -> None:
-    write_node(tmp_path / "host/dev/nvidia0", LabNode(195, 0))
+    MARKERS.write(tmp_path / "host/dev/nvidia0", LabNode(195, 0))
     _start(tmp_path, _entry("nvidia0", "bind,optional,create=file"))
 
     _start(tmp_path, "arch: amd64\n")
@@ -69,7 +69,7 @@ def test_nothing_of_an_earlier_start_is_left_in_dev(tmp_path: Path) -> None:
 def test_a_passed_through_device_has_its_own_mode_owner_and_rule(tmp_path: Path) -> None:
     _start(tmp_path, "arch: amd64\n", UVM)
 
-    assert read_node(tmp_path / "ct/dev/nvidia-uvm") == LabNode(509, 0, 0o600, 5, 0)
+    assert MARKERS.read(tmp_path / "ct/dev/nvidia-uvm") == LabNode(509, 0, 0o600, 5, 0)
     assert "c 509:0 rw" in (tmp_path / "ct" / container.RULES).read_text().splitlines()
 
 
@@ -122,5 +122,5 @@ def test_a_hotplugged_device_is_added_to_what_a_running_container_has(tmp_path: 
 
     container.hotplug(tmp_path / "ct", UVM)
 
-    assert read_node(tmp_path / "ct/dev/nvidia-uvm") == LabNode(509, 0, 0o600, 5, 0)
+    assert MARKERS.read(tmp_path / "ct/dev/nvidia-uvm") == LabNode(509, 0, 0o600, 5, 0)
     assert (tmp_path / "ct" / container.RULES).read_text().splitlines()[-1] == "c 509:0 rw"

@@ -19,6 +19,7 @@ from gpuctl.lab.blueprint import Blueprint
 from gpuctl.lab.kernel import Kernel
 from gpuctl.lab.machine import Node
 from gpuctl.lab.state import VMID, LabDir, open_dir
+from gpuctl.lab.way import Simulated
 from inventory.errors import Failed
 
 pytestmark = pytest.mark.lab
@@ -118,7 +119,7 @@ def test_a_kernel_that_refuses_namespaces_after_all_gets_a_plain_lab(
         return begin(kind, blueprint)
 
     monkeypatch.setattr(namespaces, "start", refuse)
-    node = Node(lab, kernel, "namespaces", may_fall_back=True)
+    node = Node(lab, kernel, Simulated(lab, "namespaces"), may_fall_back=True)
     try:
         node.power_on()
         assert node.isolation == "plain"
@@ -126,7 +127,7 @@ def test_a_kernel_that_refuses_namespaces_after_all_gets_a_plain_lab(
     finally:
         node.power_off()
     with pytest.raises(Failed, match="not permitted"):
-        Node(lab, kernel, "namespaces").power_on()
+        Node(lab, kernel, Simulated(lab, "namespaces")).power_on()
 
 
 _READABLE_PYTHON = "/usr/bin/python3"

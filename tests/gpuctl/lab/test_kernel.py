@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpuctl.lab import kernel as lab_kernel
-from gpuctl.lab.kernel import Kernel, LabNode, read_node, rewrite, write_node
+from gpuctl.lab.kernel import Kernel, rewrite
+from gpuctl.lab.nodes import MARKERS, LabNode
 
 
 @pytest.fixture
@@ -64,14 +65,14 @@ def test_a_boot_changes_its_id_and_clears_what_only_memory_held(kernel: Kernel, 
 
 def test_a_wrong_node_is_replaced_and_a_right_one_is_left(kernel: Kernel, tmp_path: Path) -> None:
     uvm, tools = tmp_path / "host/dev/nvidia-uvm", tmp_path / "host/dev/nvidia-uvm-tools"
-    write_node(uvm, LabNode(509, 0))
-    write_node(tools, LabNode(511, 1))
+    MARKERS.write(uvm, LabNode(509, 0))
+    MARKERS.write(tools, LabNode(511, 1))
     inode = tools.stat().st_ino
 
     kernel.load_uvm()
     assert kernel.make_uvm_nodes() is True
 
-    assert read_node(uvm) == LabNode(511, 0)
+    assert MARKERS.read(uvm) == LabNode(511, 0)
     assert tools.stat().st_ino == inode
 
 
@@ -100,7 +101,7 @@ def test_any_other_file_is_not_a_node(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
 
-    assert read_node(path) is None
+    assert MARKERS.read(path) is None
 
 
 def test_a_file_mounted_elsewhere_is_rewritten_in_place(tmp_path: Path) -> None:
