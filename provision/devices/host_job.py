@@ -1,114 +1,167 @@
-"""The job that looks at a Proxmox host, as root."""
+"""The job that looks at a Proxmox host, as root: one command tells everything about it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from inventory.machine import Emit
 from inventory.root import at
-from provision.devices import conf, conf_file, look, rules
-from provision.devices.facts import Gpu, HostFacts, Module, Node, NodeKind, Pci, State
+from provision.devices import (
+    boot_unit,
+    conf,
+    conf_file,
+    host_driver,
+    host_log,
+    host_pci,
+    host_pve,
+    look,
+    rules,
+    side_by_side,
+)
+from provision.devices.facts import Content, HostFacts, Node, NodeKind, State
+from provision.devices.side_by_side import Found
+
+_NOT_READ: Final = Content(State.UNREADABLE, why="no answer")
+_PROC: Final = {"proc_devices": "/proc/devices", "cmdline": "/proc/cmdline"}
+_DRIVER: Final = {"driver": "/proc/driver/nvidia/version", "params": "/proc/driver/nvidia/params"}
 
 
-def facts(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
-    """Facts of this host for one container. args: `vmid`. Raises `ConfigError` for a VMID that is no number."""
+def facts(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
+    """Facts of this host for one container. args: `vmid`. Raises `ConfigError` for a VMID that is no number.
+
+    What can't be read, or hangs, is its unknown value, and a note says so; everything else is told all the same.
+    """
     vmid = conf_file.vmid_of(args)
-    kernel = _kernel()
-    text = look.content(conf_file.path_of(vmid))
-    document = conf.parse(text.text)
-    found = look.nodes(look.nvidia_paths())
+    kernel = look.word("/proc/sys/kernel/osrelease") or os.uname().release
+    found, problems = side_by_side.read(
+        {
+            "/proc": _proc,
+            f"the configuration of {vmid}": lambda found: _conf(vmid, found),
+            "the cluster": lambda found: _cluster(vmid, found),
+            "the list of packages": _packages,
+            "the driver": _driver,
+            "the kernel modules": lambda found: _modules(kernel, found),
+            "DKMS": lambda found: found.update(dkms=host_driver.dkms()),
+            "the kernel's log": lambda found: found.update(kernel_log=host_log.kernel_log()),
+            "the PCI bus": _pci,
+            "/dev": lambda found: found.update(listed=look.nvidia_nodes()),
+            "gpuctl's own files": lambda found: _ours(vmid, found),
+        },
+        side_by_side.READ_LIMIT_S,
+    )
+    for problem in problems:
+        emit({"type": "note", "text": problem})
+    return _host_facts(vmid, kernel, found).to_json()
+
+
+def _host_facts(vmid: int, kernel: str, found: Found) -> HostFacts:
+    """The facts; what no reader has found is unknown, which is not the same as absent."""
+    unread = dict.fromkeys((*_PROC, *_DRIVER, "conf", "dkms", "kernel_log", "boot_unit"), _NOT_READ)
+    known = {"boot_id": "", "uptime_s": 0.0, "conf_digest": "", **unread, **found}
     return HostFacts(
         vmid=vmid,
-        boot_id=look.content("/proc/sys/kernel/random/boot_id").text.strip(),
         kernel=kernel,
         now_s=time.time(),
-        uptime_s=_number(look.content("/proc/uptime").text),
-        proc_devices=look.content("/proc/devices"),
-        driver=look.content("/proc/driver/nvidia/version"),
-        params=look.content("/proc/driver/nvidia/params"),
-        conf=text,
-        conf_digest=document.digest if text.state is State.PRESENT else "",
         conf_path=conf_file.path_of(vmid),
-        nodes=(*found, *_sources(document, {node.path for node in found})),
-        gpus=_gpus(),
-        modules=_modules(kernel),
         modprobe=shutil.which("nvidia-modprobe") or "",
-        pci=_pci(),
-    ).to_json()
+        nodes=_nodes(known.pop("listed", None), known.pop("named", {})),
+        **known,
+    )
 
 
-def _kernel() -> str:
-    release = look.content("/proc/sys/kernel/osrelease").text.strip()
-    return release or os.uname().release
+def _nodes(listed: tuple[Node, ...] | None, named: Mapping[str, Node | None]) -> tuple[Node, ...]:
+    """Nodes of /dev/nvidia*, and those that the configuration names, which count as what their links lead to."""
+    if listed is None:
+        listed = tuple(_silent(path) for path in look.USUAL)
+    rest = tuple(node or _silent(path) for path, node in tuple(named.items()))
+    return (*(node for node in listed if node.path not in named), *rest)
 
 
-def _number(text: str) -> float:
-    match = re.match(r"[0-9.]+", text)
-    return float(match[0]) if match and match[0].count(".") < 2 and match[0] != "." else 0.0
+def _silent(path: str) -> Node:
+    return Node(path, NodeKind.UNREADABLE, why=_NOT_READ.why)
 
 
-def _sources(document: conf.Document, known: set[str]) -> tuple[Node, ...]:
-    """Nodes that the configuration names, and those in a folder that it mounts: they explain its other rules."""
-    view = document.next_start
-    paths = [device.spec.path for device in conf.devices(view) if device.spec is not None]
-    for line in view.raw:
-        mount = rules.parse_mount(line.value) if line.key == rules.MOUNT else None
-        if mount is not None and mount.source.startswith("/") and mount.bind:
-            paths.append(mount.source)
-    found: list[Node] = []
-    for path in dict.fromkeys(paths):
-        if path in known:
-            continue
-        node = look.node(path, follow=True)
-        found.append(node)
-        if node.kind is NodeKind.DIRECTORY and path.startswith("/dev/"):
-            inner = (f"{path.rstrip('/')}/{name}" for name in look.names(path)[:64])
-            found += [n for n in look.nodes(p for p in inner if p not in known) if n.kind is NodeKind.CHAR]
-    return tuple(found)
+def _proc(found: Found) -> None:
+    found["boot_id"] = look.word("/proc/sys/kernel/random/boot_id")
+    found["uptime_s"] = seconds(look.word("/proc/uptime"))
+    for name, path in _PROC.items():
+        found[name] = look.content(path)
 
 
-def _gpus() -> tuple[Gpu, ...]:
-    found = []
-    for bus in look.names("/proc/driver/nvidia/gpus"):
-        text = look.content(f"/proc/driver/nvidia/gpus/{bus}/information").text
-        fields: dict[str, str] = dict(re.findall(r"^([^:\n]+?)\s*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
-        minor = fields.get("Device Minor", "")
-        excluded = fields.get("GPU Excluded", fields.get("Blacklisted", "No")).lower() == "yes"
-        found.append(Gpu(bus, int(minor) if minor.isdigit() else None, fields.get("Model", ""), excluded))
-    return tuple(found)
+def seconds(text: str) -> float:
+    """The first number of /proc/uptime; 0 when there is none."""
+    match = re.match(r"[0-9]+(\.[0-9]+)?", text, re.ASCII)
+    return float(match[0]) if match else 0.0
 
 
-def _modules(kernel: str) -> tuple[Module, ...]:
-    dependencies = look.content(f"/lib/modules/{kernel}/modules.dep")
-    found = []
-    for name in ("nvidia", "nvidia_uvm"):
-        folder = f"/sys/module/{name}"
-        spelled = name.replace("_", "[-_]")
-        on_disk = None
-        if dependencies.state is State.PRESENT:
-            on_disk = re.search(rf"(^|/){spelled}\.ko[^:\n]*:", dependencies.text, re.MULTILINE) is not None
-        loaded = look.node(folder, follow=True).kind is NodeKind.DIRECTORY
-        found.append(Module(name, loaded, look.content(f"{folder}/version").text.strip(), on_disk))
-    return tuple(found)
+def _driver(found: Found) -> None:
+    for name, path in _DRIVER.items():
+        found[name] = look.content(path)
+    found["gpus"] = host_driver.gpus()
 
 
-def _pci() -> tuple[Pci, ...]:
-    """NVIDIA functions (vendor 0x10de) and the driver that has each."""
-    found = []
-    for address in look.names("/sys/bus/pci/devices")[:512]:
-        folder = f"/sys/bus/pci/devices/{address}"
-        if look.content(f"{folder}/vendor").text.strip() != "0x10de":
-            continue
-        try:
-            driver = Path(os.readlink(at(f"{folder}/driver"))).name  # noqa: PTH115
-        except OSError:
-            driver = ""
-        kind = look.content(f"{folder}/class").text.strip()
-        found.append(Pci(address, look.content(f"{folder}/device").text.strip()[2:], kind, driver))
-    return tuple(found)
+def _modules(kernel: str, found: Found) -> None:
+    found["headers"] = host_driver.headers(kernel)
+    found["secure_boot"] = host_driver.secure_boot()
+    found["modules"] = host_driver.modules(kernel)
+
+
+def _pci(found: Found) -> None:
+    found["pci"] = host_pci.functions()
+    found["acs_redirect"] = host_pci.acs_redirects(found["pci"])
+
+
+def _cluster(vmid: int, found: Found) -> None:
+    members = look.content("/etc/pve/.members")
+    found["nodename"] = host_pve.nodename(members)
+    found["quorate"] = host_pve.quorate(members)
+    found["owners"] = host_pve.owners(vmid)
+
+
+def _packages(found: Found) -> None:
+    status = host_pve.packages().text
+    found["pve_manager"] = host_pve.version(status, "pve-manager")
+    found["pve_container"] = host_pve.version(status, "pve-container")
+
+
+def _ours(vmid: int, found: Found) -> None:
+    found["boot_unit"] = look.content(boot_unit.PATH)
+    found["backups"] = conf_file.backups(vmid)
+
+
+def _conf(vmid: int, found: Found) -> None:
+    """The configuration, and the nodes it names: those may lie on a network file system that hangs."""
+    path = conf_file.path_of(vmid)
+    text = look.content(path)
+    document = conf.parse(text.text)
+    found["conf_digest"] = document.digest if text.state is State.PRESENT else ""
+    found["conf"] = text
+    with contextlib.suppress(OSError):
+        found["conf_changed_s"] = Path(at(path)).stat().st_mtime
+    named: dict[str, Node | None] = dict.fromkeys(named_sources(document))
+    found["named"] = named
+    for source in tuple(named):
+        named[source] = node = look.node(source, follow=True)
+        if node.kind is NodeKind.DIRECTORY and source.startswith("/dev/"):
+            # What is in a folder of /dev that is mounted as a whole explains the other rules.
+            inner = (look.node(f"{source.rstrip('/')}/{name}") for name in look.names(source)[:64])
+            named.update({node.path: node for node in inner if node.kind is NodeKind.CHAR})
+
+
+def named_sources(document: conf.Document) -> tuple[str, ...]:
+    """Paths of the host that the next start uses, and those of the main section that pending values replace."""
+    paths: list[str] = []
+    for view in (document.next_start, document.main):
+        paths += [device.spec.path for device in conf.devices(view) if device.spec is not None]
+        for line in view.raw:
+            mount = rules.parse_mount(line.value) if line.key == rules.MOUNT else None
+            if mount is not None and mount.source.startswith("/") and mount.bind:
+                paths.append(mount.source)
+    return tuple(dict.fromkeys(paths))

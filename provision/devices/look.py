@@ -6,13 +6,23 @@ import errno
 import os
 import stat
 from collections.abc import Iterable
+from typing import Final
 
 from inventory.errors import CannotLook
 from inventory.root import at
 from provision.devices.facts import Content, Node, NodeKind, State
 
-LIMIT = 2 << 20
+LIMIT: Final = 2 << 20
 """Most bytes read of one file; a configuration has at most 1 MiB (pmxcfs)."""
+
+FOLDERS: Final = ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
+"""Folders of device nodes (nvidia-modprobe: nvidia-caps for MIG and the like, channels for IMEX)."""
+
+USUAL: Final = (
+    *(f"/dev/nvidia{name}" for name in ("ctl", "-uvm", "-uvm-tools", "-modeset", "-nvswitchctl", *range(32))),
+    *FOLDERS,
+)
+"""Looked for by name where /dev can't be listed."""
 
 
 def errno_name(error: OSError) -> str:
@@ -20,15 +30,37 @@ def errno_name(error: OSError) -> str:
     return errno.errorcode.get(error.errno or 0, f"errno {error.errno}")
 
 
-def content(path: str) -> Content:
-    """The text of a file: present, absent or unreadable."""
+def content(path: str, limit: int = LIMIT) -> Content:
+    """The text of a file, at most its first `limit` bytes: present, absent or unreadable; never waits for a writer."""
     try:
-        with open(at(path), "rb") as file:  # noqa: PTH123 - one door for all reads, as open() is what /proc needs
-            return Content(State.PRESENT, file.read(LIMIT).decode("latin-1"))
+        # O_NONBLOCK: a FIFO in the place of a file would stop the whole job until somebody writes to it.
+        handle = os.open(at(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
         return Content(State.ABSENT)
+    except (OSError, ValueError) as error:
+        return Content(State.UNREADABLE, why=_why(error))
+    try:
+        kind = _kind(os.fstat(handle).st_mode)
+        if kind not in (NodeKind.REGULAR, NodeKind.DIRECTORY):
+            return Content(State.UNREADABLE, why=f"not a file: {kind}")
+        parts, left = [], limit
+        while left > 0 and (part := os.read(handle, min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+        return Content(State.PRESENT, b"".join(parts).decode("latin-1"))
     except OSError as error:
         return Content(State.UNREADABLE, why=errno_name(error))
+    finally:
+        os.close(handle)
+
+
+def word(path: str) -> str:
+    """The short text of a file without the blanks around it; "" when there is none to read."""
+    return content(path, 4096).text.strip()
+
+
+def _why(error: Exception) -> str:
+    return errno_name(error) if isinstance(error, OSError) else str(error)
 
 
 def names(folder: str) -> tuple[str, ...]:
@@ -41,6 +73,14 @@ def names(folder: str) -> tuple[str, ...]:
         raise CannotLook(f"{folder} can't be read: {os.strerror(error.errno or 0)}") from error
 
 
+def link(path: str) -> str:
+    """Where a symbolic link leads, as it is written; "" when there is none."""
+    try:
+        return os.readlink(at(path))  # noqa: PTH115
+    except (OSError, ValueError):
+        return ""
+
+
 def _kind(mode: int) -> NodeKind:
     return {
         stat.S_IFCHR: NodeKind.CHAR,
@@ -51,14 +91,18 @@ def _kind(mode: int) -> NodeKind:
     }.get(stat.S_IFMT(mode), NodeKind.OTHER)
 
 
-def node(path: str, *, follow: bool = False, try_open: bool = False) -> Node:
-    """What stands at `path`; with `try_open` a character device is opened read-write and closed again."""
+def node(path: str, *, follow: bool = False) -> Node:
+    """What stands at `path`. With `follow` what a symbolic link leads to; it stays SYMLINK when that is nothing."""
     try:
-        found = os.stat(at(path)) if follow else os.lstat(at(path))  # noqa: PTH116
+        found, why = os.lstat(at(path)), ""
+        if stat.S_ISLNK(found.st_mode):
+            why = f"a link to {link(path)}"
+            if follow:
+                found, why = _behind(path, found, why)
     except (FileNotFoundError, NotADirectoryError):
         return Node(path, NodeKind.ABSENT)
     except (OSError, ValueError) as error:
-        return Node(path, NodeKind.UNREADABLE, why=errno_name(error) if isinstance(error, OSError) else str(error))
+        return Node(path, NodeKind.UNREADABLE, why=_why(error))
     kind = _kind(found.st_mode)
     device = found.st_rdev if kind in (NodeKind.CHAR, NodeKind.BLOCK) else 0
     return Node(
@@ -70,32 +114,42 @@ def node(path: str, *, follow: bool = False, try_open: bool = False) -> Node:
         found.st_uid,
         found.st_gid,
         found.st_ctime,
-        _opened(path) if try_open and kind is NodeKind.CHAR else None,
+        why=why,
     )
 
 
-def _opened(path: str) -> str:
-    # Without O_NONBLOCK: with it the driver answers before it has looked at the GPU.
+def _behind(path: str, found: os.stat_result, why: str) -> tuple[os.stat_result, str]:
     try:
-        os.close(os.open(at(path), os.O_RDWR | os.O_CLOEXEC))
+        return os.stat(at(path)), why  # noqa: PTH116
     except OSError as error:
-        return errno_name(error)
-    return ""
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return found, f"{why}, which leads to nothing"
 
 
-def nvidia_paths() -> tuple[str, ...]:
-    """Every /dev/nvidia* and, one folder deeper, what nvidia-caps and its like hold."""
-    found: list[str] = []
-    for name in names("/dev"):
-        if not name.startswith("nvidia"):
-            continue
-        path = f"/dev/{name}"
-        found.append(path)
-        if node(path).kind is NodeKind.DIRECTORY:
-            found += [f"{path}/{inner}" for inner in names(path)[:256]]
+def nvidia_nodes(*, follow: bool = False) -> tuple[Node, ...]:
+    """Every /dev/nvidia* and what the two folders hold; unreadable ones are named, never left out.
+
+    When /dev itself can't be listed, the usual names are looked at one by one.
+    """
+    found: list[Node] = []
+    try:
+        listed = tuple(f"/dev/{name}" for name in names("/dev") if name.startswith("nvidia"))
+    except CannotLook:
+        listed = USUAL
+    for path in listed:
+        seen = node(path, follow=follow)
+        found.append(seen)
+        if seen.path in FOLDERS and seen.kind is NodeKind.DIRECTORY:
+            try:
+                inner = names(seen.path)[:1024]
+            except CannotLook as error:
+                found[-1] = Node(seen.path, NodeKind.UNREADABLE, why=str(error))
+                continue
+            found += [node(f"{seen.path}/{name}", follow=follow) for name in inner]
     return tuple(found)
 
 
-def nodes(paths: Iterable[str], *, follow: bool = False, try_open: bool = False) -> tuple[Node, ...]:
+def nodes(paths: Iterable[str], *, follow: bool = False) -> tuple[Node, ...]:
     """Each path once, in order."""
-    return tuple(node(path, follow=follow, try_open=try_open) for path in dict.fromkeys(paths))
+    return tuple(node(path, follow=follow) for path in dict.fromkeys(paths))
