@@ -172,7 +172,7 @@ def _causes(scout: Any, container: Any, previews: tuple[Preview, ...]) -> tuple[
     except CannotLook:
         inside = None
     started = host.now_s - guest.uptime_s if guest.uptime_s else None
-    return diagnose(ct_name(container.vmid), host, container, inside, started_s=started)
+    return diagnose(ct_name(container.vmid), host, container, inside, guest=guest, started_s=started)
 
 
 def _say(
@@ -182,7 +182,7 @@ def _say(
     blocked = next((p.blocked for p in previews if p.blocked), None)
     if as_json:
         listed = [
-            {"id": str(c.id), "text": c.text, "evidence": list(c.evidence), "follows": getattr(c, "follows", "")} for c in told
+            {"id": str(c.id), "text": c.text, "evidence": list(c.evidence), "follows": c.follows} for c in told
         ]
         print_json(
             {"container": name, "lab": lab, "causes": listed, "stages": [preview_json(p) for p in previews]}
@@ -203,8 +203,8 @@ def _say_causes(causes: tuple[Cause, ...]) -> None:
         click.echo(f"{'cause' if number == 0 else 'also'}: {cause.text}")
         for line in cause.evidence:
             click.echo(f"  seen: {line}")
-        if getattr(cause, "follows", ""):
-            click.echo(f"  so: {cause.follows}")  # type: ignore[attr-defined]
+        if cause.follows:
+            click.echo(f"  so: {cause.follows}")
 
 
 @devices.command(help="Make the changes that 'plan' shows.", epilog=EXIT_CODES)

@@ -4,35 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stagekit import changes, run, stages
 
 from inventory.errors import CannotLook, Failed, Refused
 from inventory.machine import ignore
-from inventory.model import Container, Devices
+from inventory.model import Container
 from provision import pipeline
-from provision.devices import ct_stage, power, stages
-from provision.devices.doors import Consent
+from provision.devices import ct_stage, power
 from provision.devices.facts import Module, Node, NodeKind
-from provision.devices.scout import LiveScout
-
-
-def _scout(world: Any, container: Container) -> LiveScout:
-    return LiveScout(SimpleNamespace(host=world, ct=world, api=world, node="pve"), container, 200)
-
-
-def _stages(world: Any, container: Container, limit_s: float = 5.0, **consent: Any) -> list[Any]:
-    return list(stages.stages(_scout(world, container), container, 200, limit_s, Consent(**consent)).values())
-
-
-def _run(world: Any, container: Container, **consent: Any) -> tuple[pipeline.Outcome, ...]:
-    return pipeline.run(_stages(world, container, **consent), lambda report: None, ignore)
-
-
-def _changes(outcomes: tuple[pipeline.Outcome, ...]) -> list[str]:
-    return [line for outcome in outcomes for line in outcome.changed]
 
 
 @pytest.fixture(autouse=True)
@@ -45,18 +27,18 @@ def test_after_a_reboot_it_loads_edits_restarts_and_then_has_nothing_to_do(
     world: Any, container: Container
 ) -> None:
     before = world.conf.read_bytes()
-    outcomes = _run(world, container)
+    outcomes = run(world, container)
     assert [len(outcome.changed) for outcome in outcomes] == [1, 1, 1]
     assert world.conf.read_bytes() == before.replace(b"c 511:* rwm", b"c 509:* rwm", 1)
     assert [call for call in world.calls if call in ("shutdown", "start", "stop")] == ["shutdown", "start"]
     world.calls.clear()
-    again = _run(world, container)
-    assert _changes(again) == []
+    again = run(world, container)
+    assert changes(again) == []
     assert world.calls == ["host.facts", "ct.device_facts"]
 
 
 def test_the_cause_is_said_in_one_sentence(world: Any, container: Container) -> None:
-    host, stage, _ = _stages(world, container)
+    host, stage, _ = stages(world, container)
     pipeline.run([host], lambda report: None, ignore)
     lines = stage.describe(stage.observe())
     assert any(
@@ -66,13 +48,13 @@ def test_the_cause_is_said_in_one_sentence(world: Any, container: Container) -> 
 
 
 def test_the_snapshot_keeps_its_old_rule(world: Any, container: Container) -> None:
-    _run(world, container)
+    run(world, container)
     assert world.conf.read_text().endswith("[fresh]\nmemory: 1\nlxc.cgroup2.devices.allow: c 511:* rwm\n")
 
 
 def test_a_dry_run_changes_nothing_and_says_what_it_can(world: Any, container: Container) -> None:
     before = world.conf.read_bytes()
-    previews = pipeline.preview(_stages(world, container), lambda report: None)
+    previews = pipeline.preview(stages(world, container), lambda report: None)
     assert world.conf.read_bytes() == before
     assert "nvidia-modprobe -u -c 0" in previews[0].steps[0]
     assert any("host" in line for line in previews[1].later)
@@ -81,7 +63,7 @@ def test_a_dry_run_changes_nothing_and_says_what_it_can(world: Any, container: C
 
 def test_a_stopped_container_is_started(world: Any, container: Container) -> None:
     world.running = False
-    outcomes = _run(world, container)
+    outcomes = run(world, container)
     assert "ct200 was started" in outcomes[2].changed[0]
     assert "shutdown" not in world.calls
 
@@ -89,7 +71,7 @@ def test_a_stopped_container_is_started(world: Any, container: Container) -> Non
 def test_a_container_locked_by_a_backup_is_left_alone(world: Any, container: Container) -> None:
     world.running, world.lock = False, "backup"
     with pytest.raises(Refused, match=r"CT 200 is locked \(backup\)"):
-        _run(world, container)
+        run(world, container)
     assert "start" not in world.calls
 
 
@@ -97,14 +79,14 @@ def test_a_lock_line_in_the_file_stops_the_edit(world: Any, container: Container
     world.conf.write_text("lock: snapshot\n" + world.conf.read_text())
     before = world.conf.read_bytes()
     with pytest.raises(Refused, match=r"CT 200 is locked \(snapshot\)"):
-        _run(world, container)
+        run(world, container)
     assert world.conf.read_bytes() == before
 
 
 def test_no_quorum_stops_the_edit_before_it_is_tried(world: Any, container: Container) -> None:
     world.has_quorum = False
     with pytest.raises(Refused, match="no quorum"):
-        _run(world, container)
+        run(world, container)
     assert "host.edit_conf" not in world.calls
 
 
@@ -112,7 +94,7 @@ def test_a_missing_dev_node_is_predicted_instead_of_a_failed_start(world: Any, c
     world.running = False
     world.conf.write_text(world.conf.read_text().replace("[fresh]", "dev0: /dev/dri/renderD128\n[fresh]"))
     with pytest.raises(Failed, match="ct200 will not start: dev0 /dev/dri/renderD128 does not exist on the host"):
-        _run(world, container)
+        run(world, container)
     assert "start" not in world.calls
 
 
@@ -126,12 +108,12 @@ def test_the_text_of_a_failed_start_is_shown(
 
     monkeypatch.setattr(world, "start", fail)
     with pytest.raises(Failed, match="Device /dev/nvidia-uvm-tools does not exist"):
-        _run(world, container)
+        run(world, container)
 
 
 def test_it_waits_until_proxmox_has_started_its_guests(world: Any, container: Container) -> None:
     world.running, world.startall_polls = False, 4
-    outcomes = _run(world, container)
+    outcomes = run(world, container)
     assert outcomes[2].changed[0] == "Proxmox has started its guests"
     assert "started" in outcomes[2].changed[1]
 
@@ -139,7 +121,7 @@ def test_it_waits_until_proxmox_has_started_its_guests(world: Any, container: Co
 def test_the_wait_for_the_guests_has_a_limit(world: Any, container: Container) -> None:
     world.running, world.startall_polls = False, 10**9
     with pytest.raises(Failed, match="still starting its guests"):
-        pipeline.run(_stages(world, container, 0.1), lambda report: None, ignore)
+        pipeline.run(stages(world, container, 0.1), lambda report: None, ignore)
 
 
 def test_a_container_that_does_not_shut_down_is_stopped(
@@ -149,7 +131,7 @@ def test_a_container_that_does_not_shut_down_is_stopped(
         raise Failed("container did not stop")
 
     monkeypatch.setattr(world, "shutdown", refuse)
-    _run(world, container)
+    run(world, container)
     assert [call for call in world.calls if call in ("stop", "start")] == ["stop", "start"]
     assert world.running
 
@@ -165,7 +147,7 @@ def test_a_restart_that_does_not_help_is_not_repeated(
 
     monkeypatch.setattr(world, "begin", broken)
     with pytest.raises(Failed, match="was restarted and still can't use nvidia0"):
-        _run(world, container)
+        run(world, container)
     assert world.calls.count("start") == 1
 
 
@@ -174,7 +156,7 @@ def test_dev_entries_need_no_rule_only_the_node_and_a_start(world: Any, containe
     text = "arch: amd64\n" + "".join(f"dev{n}: /dev/{name},mode=0666\n" for n, name in enumerate(names))
     world.conf.write_text(text)
     world.running = False
-    outcomes = _run(world, container)
+    outcomes = run(world, container)
     assert [len(outcome.changed) for outcome in outcomes] == [1, 0, 1]
     assert world.conf.read_text() == text
 
@@ -182,12 +164,12 @@ def test_dev_entries_need_no_rule_only_the_node_and_a_start(world: Any, containe
 def test_an_empty_configuration_gets_dev_entries(world: Any, container: Container) -> None:
     world.conf.write_text("arch: amd64\nmemory: 1\n")
     world.begin()
-    _run(world, container)
+    run(world, container)
     text = world.conf.read_text()
     assert "dev0: /dev/nvidia0,mode=0666\n" in text
     assert "dev4: /dev/nvidia-uvm-tools,mode=0666\n" in text
     assert "lxc." not in text
-    assert _changes(_run(world, container)) == []
+    assert changes(run(world, container)) == []
 
 
 def test_a_moved_number_in_an_unprivileged_container_costs_only_a_restart(
@@ -196,7 +178,7 @@ def test_a_moved_number_in_an_unprivileged_container_costs_only_a_restart(
     world.conf.write_text("unprivileged: 1\n" + world.conf.read_text())
     world.begin()
     before = world.conf.read_bytes()
-    outcomes = _run(world, container)
+    outcomes = run(world, container)
     assert [len(outcome.changed) for outcome in outcomes] == [1, 0, 1]
     assert world.conf.read_bytes() == before
 
@@ -204,7 +186,7 @@ def test_a_moved_number_in_an_unprivileged_container_costs_only_a_restart(
 def test_a_host_that_may_not_make_nodes_is_blocked_with_that_reason(world: Any, container: Container) -> None:
     world.modify_files = False
     with pytest.raises(Failed, match="ModifyDeviceFiles: 0"):
-        _run(world, container)
+        run(world, container)
     assert world.calls.count("host.prepare") == 1
 
 
@@ -228,19 +210,19 @@ def test_a_kernel_without_the_module_is_blocked_and_the_configuration_kept(
             return host.to_json()
 
     with pytest.raises(Failed, match=r"6\.17\.4-2-pve has no NVIDIA module") as caught:
-        pipeline.run(_stages(Still(), container)[:1], lambda report: None, ignore)
+        pipeline.run(stages(Still(), container)[:1], lambda report: None, ignore)
     assert "proxmox-headers-6.17.4-2-pve" in caught.value.hint
 
 
 def test_stage_devices_alone_says_that_the_number_is_not_known_yet(world: Any, container: Container) -> None:
     with pytest.raises(CannotLook, match="nvidia-uvm is not loaded"):
-        _stages(world, container)[1].observe()
+        stages(world, container)[1].observe()
 
 
 def test_a_configuration_that_changes_between_plan_and_edit_is_not_overwritten(
     world: Any, container: Container
 ) -> None:
-    host, devices, _ = _stages(world, container)
+    host, devices, _ = stages(world, container)
     pipeline.run([host], lambda report: None, ignore)
     step = devices.plan(devices.observe()).steps[0]
     world.conf.write_text(world.conf.read_text().replace("memory: 65536", "memory: 4096"))
@@ -273,10 +255,10 @@ def test_a_run_cut_off_at_any_call_is_finished_by_the_next(
         for name in ("call", "start", "shutdown"):
             patch.setattr(world, name, cutting(getattr(world, name)))
         with pytest.raises(Cut):
-            _run(world, container)
-    _run(world, container)
+            run(world, container)
+    run(world, container)
     assert world.running
-    assert _changes(_run(world, container)) == []
+    assert changes(run(world, container)) == []
 
 
 def test_only_few_round_trips_whatever_the_number_of_gpus(world: Any, make: Any) -> None:
@@ -285,107 +267,16 @@ def test_only_few_round_trips_whatever_the_number_of_gpus(world: Any, make: Any)
     world.nodes.update({f"/dev/{name}": make.char(f"/dev/{name}", f"195:{n}") for n, name in enumerate(names)})
     world.conf.write_text(make.conf(195, 511, gpus=8))
     world.begin()
-    pipeline.preview(_stages(world, make.container(8)), lambda report: None)
+    pipeline.preview(stages(world, make.container(8)), lambda report: None)
     assert len(world.calls) <= 4
 
 
 def test_a_node_inside_that_cannot_be_looked_at_is_unknown_and_no_reason_to_restart(
     world: Any, container: Container
 ) -> None:
-    _run(world, container)
+    run(world, container)
     world.calls.clear()
     world.inside["/dev/nvidia0"] = Node("/dev/nvidia0", NodeKind.UNREADABLE, why="EIO")
     with pytest.raises(CannotLook, match=r"/dev/nvidia0 is unreadable \(EIO\)"):
-        _run(world, container)
+        run(world, container)
     assert "shutdown" not in world.calls
-
-
-def _changed_rules(world: Any, container: Container) -> None:
-    """Everything right, but the container was started with the rules of another time."""
-    _run(world, container)
-    world.rules = ("c 195:* rwm",)
-    world.calls.clear()
-
-
-def test_without_consent_to_a_restart_it_says_why_one_is_needed(world: Any, container: Container) -> None:
-    _changed_rules(world, container)
-    with pytest.raises(
-        Refused, match="must be restarted, which --no-restart forbids: /dev/nvidia-uvm gives EPERM"
-    ):
-        _run(world, container, restart=False)
-    assert "shutdown" not in world.calls
-
-
-def test_a_rule_is_given_to_the_running_container_when_that_is_wished(world: Any, container: Container) -> None:
-    _changed_rules(world, container)
-    outcomes = _run(world, container, live=True, restart=False)
-    assert outcomes[2].changed == ("allowed c 509:* rwm in the running ct200",)
-    assert "shutdown" not in world.calls
-    assert "start" not in world.calls
-
-
-def test_a_live_rule_that_does_not_help_is_followed_by_a_restart(
-    world: Any, container: Container, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _changed_rules(world, container)
-    monkeypatch.setattr(world, "_live_rules", lambda args: {"ran": []})
-    outcomes = _run(world, container, live=True)
-    assert [line.split(" ")[0] for line in outcomes[2].changed] == ["allowed", "ct200"]
-    assert world.calls.count("start") == 1
-
-
-def test_a_missing_node_can_not_be_mended_by_a_live_rule(world: Any, container: Container) -> None:
-    _changed_rules(world, container)
-    del world.inside["/dev/nvidia0"]
-    with pytest.raises(Refused, match="--no-restart forbids") as caught:
-        _run(world, container, live=True, restart=False)
-    assert "--live" not in caught.value.hint
-
-
-def _one_node_short(world: Any, version: str) -> None:
-    names = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
-    world.conf.write_text("arch: amd64\n" + "".join(f"dev{n}: /dev/{x},mode=0666\n" for n, x in enumerate(names)))
-    world.running, world.pve_container = False, version
-
-
-def test_a_new_dev_entry_is_hot_plugged_where_proxmox_can_and_nothing_is_restarted(
-    world: Any, container: Container
-) -> None:
-    _one_node_short(world, "6.1.10")
-    short = replace(container, devices=Devices(wanted=("nvidiactl", "nvidia-uvm")))
-    _run(world, short)
-    world.calls.clear()
-    outcomes = _run(world, container)
-    assert "gave the running ct200 `dev4: /dev/nvidia-uvm-tools,mode=0666`" in outcomes[1].changed[0]
-    assert {"shutdown", "start", "host.edit_conf"}.isdisjoint(world.calls)
-    assert _changes(_run(world, container)) == []
-
-
-def test_an_older_proxmox_or_a_line_that_its_writer_would_drop_means_edit_and_restart(
-    world: Any, container: Container
-) -> None:
-    short = replace(container, devices=Devices(wanted=("nvidiactl", "nvidia-uvm")))
-    for version, line in (("5.2.0", ""), ("6.1.10", "this line is malformed\n")):
-        _one_node_short(world, version)
-        world.conf.write_text(line + world.conf.read_text())
-        _run(world, short)
-        outcomes = _run(world, container)
-        assert [len(outcome.changed) for outcome in outcomes] == [0, 1, 1]
-        assert world.conf.read_text().startswith(line + "arch: amd64\n")
-
-
-def test_the_grace_time_reaches_the_shutdown_and_is_said_beforehand(
-    world: Any, container: Container, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[float] = []
-    real = world.shutdown
-
-    def shutdown(node: str, vmid: int, *, timeout_s: float) -> Any:
-        given.append(timeout_s)
-        return real(node, vmid, timeout_s=timeout_s)
-
-    monkeypatch.setattr(world, "shutdown", shutdown)
-    said: list[str] = []
-    pipeline.run(_stages(world, container, grace_s=7.0), lambda report: said.append(report.line), ignore)
-    assert given == [12.0]
-    assert any("it may take 7 s to shut down" in line for line in said)
