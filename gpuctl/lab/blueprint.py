@@ -50,7 +50,7 @@ def mounts(blueprint: Blueprint) -> list[dict[str, Any]]:
         {"kind": "tmpfs", "dst": "/dev/shm", "data": f"mode=1777,size={blueprint.shm_mib}m"},
         {"kind": "devpts", "dst": "/dev/pts", "data": "newinstance,ptmxmode=0666,mode=620", "optional": True},
         *(_bind(source, place) | {"ro": False} for source, place in blueprint.shared),
-        *(_CGROUP if blueprint.cgroup else ()),
+        *(_FOR_LXC if blueprint.cgroup else ()),
     ]
     return entries
 
@@ -62,10 +62,12 @@ def shown(blueprint: Blueprint) -> tuple[tuple[str, str], ...]:
     return (*folders, *files, *blueprint.binds)
 
 
-_CGROUP: Final[tuple[dict[str, Any], ...]] = (
+_FOR_LXC: Final[tuple[dict[str, Any], ...]] = (
     # A kernel refuses to mount cgroup2 right on top of cgroup2, so something else goes between.
     {"kind": "tmpfs", "dst": "/sys/fs/cgroup", "data": "mode=755,size=64k"},
     {"kind": "cgroup2", "dst": "/sys/fs/cgroup"},
+    # A user namespace may mount a proc of its own only where it sees one that nothing is mounted over.
+    {"kind": "proc", "dst": "/var/lib/lxc/.proc", "whole": True},
 )
 """As on a pure cgroup2 host: LXC loads the device program only where it finds that layout."""
 
