@@ -90,7 +90,7 @@ def live_rules(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: 
     wanted = [str(rule) for rule in args.get("rules", ())]
     for text in wanted:
         rule = rules.parse_rule(text)
-        if rule is None or rule.major is None:
+        if rule is None or rule.major is None or str(rule) != text:
             raise ConfigError(f"{text!r} is no rule for one major", hint="for example: c 509:* rwm")
     if len(wanted) > MOST_RULES:
         raise ConfigError(f"{len(wanted)} rules at once are more than {MOST_RULES}")
