@@ -8,32 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from provision.devices import keys, rules
+from provision.devices import grammar, rules
+from provision.devices.grammar import Kind as Kind
 
-_A: Final = re.ASCII
-_PENDING: Final = re.compile(r"\[pve:pending\]\s*$", _A | re.IGNORECASE)
-_SNAPSHOT: Final = re.compile(r"\[([a-z][a-z0-9_-]+)\]\s*$", _A | re.IGNORECASE)
-_RAW: Final = re.compile(r"(lxc\.[a-z0-9_.-]+)(?::|\s*=)\s*", _A)
-_SNAPSTATE: Final = re.compile(r"(snapstate):\s*(prepare|delete)\s*$", _A)
-_VALUE: Final = re.compile(r"([a-z][a-z_]*\d*):\s*", _A)
-_SPACE: Final = " \t\n\r\f\v"
-
-
-class Kind(StrEnum):
-    """What a line is to the parser."""
-
-    BLANK = "blank"
-    COMMENT = "comment"
-    HEADER = "header"
-    RAW = "raw"
-    VALUE = "value"
-    MALFORMED = "malformed"
+_DEVICE: Final = re.compile(r"dev(0|[1-9][0-9]{0,2})", re.ASCII)
+_RUNTIME: Final = "lxc.environment.runtime"
 
 
 class SectionKind(StrEnum):
@@ -44,15 +29,17 @@ class SectionKind(StrEnum):
     SNAPSHOT = "snapshot"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line: `body` without its line feed, a carriage return included; `number` counts from 1."""
+class Line(NamedTuple):
+    """One line: `body` without its line feed, a carriage return included; `number` counts from 1.
+
+    A named tuple, since a file has many and a frozen dataclass takes three times as long to make.
+    """
 
     number: int
     body: str
     eol: str
-    kind: Kind
     section: int
+    kind: Kind
     key: str = ""
     value: str = ""
     at: tuple[int, int] = (0, 0)
@@ -143,15 +130,26 @@ class Document:
 
     @property
     def next_start(self) -> View:
-        """What the next start will use: pending values applied first; pending raw lines replace all main ones."""
-        main, pending = self.main, self.pending
-        if pending is None:
-            return main
-        values = dict(main.values)
-        for key in re.split(r"[,;\s]+", pending.values.get("delete", "")):
-            values.pop(key.removeprefix("!"), None)
-        values |= {key: value for key, value in pending.values.items() if key != "delete"}
-        return View(values, pending.raw or main.raw, main.description)
+        """What the next start will use."""
+        return started(self.main, self.pending)
+
+
+def started(main: View, pending: View | None) -> View:
+    """What a start makes of a main section: pending values applied first; pending raw lines replace all main ones."""
+    if pending is None:
+        return main
+    deleted = removed_at_start(pending)
+    values = {key: value for key, value in main.values.items() if key not in deleted}
+    values |= {key: value for key, value in pending.values.items() if key != "delete"}
+    raw = pending.raw or (() if "lxc" in deleted or "lxc" in pending.values else main.raw)
+    description = "" if "description" in deleted else main.description
+    return View(values, raw, pending.description or description)
+
+
+def removed_at_start(pending: View) -> frozenset[str]:
+    """The keys in the list `delete:` of a pending section."""
+    listed = re.split(r"[,;\s]+", pending.values.get("delete", ""), flags=re.ASCII)
+    return frozenset(key.removeprefix("!") for key in listed if key)
 
 
 def unprivileged(view: View) -> bool:
@@ -164,18 +162,16 @@ def devices(view: View) -> tuple[Device, ...]:
     """The `dev0` to `dev255` entries of a section, by number."""
     found = []
     for key, value in view.values.items():
-        match = re.fullmatch(r"dev(0|[1-9][0-9]{0,2})", key)
+        match = _DEVICE.fullmatch(key) if key.startswith("dev") else None
         if match is None or int(match[1]) > 255:
             continue
-        try:
-            spec, problem = rules.parse_device(value), ""
-        except rules.BadDevice as error:
-            spec, problem = None, str(error)
-        found.append(Device(int(match[1]), value, spec, problem))
+        found.append(Device(int(match[1]), value, *rules.read_device(value)))
     return tuple(sorted(found, key=lambda device: device.index))
 
 
 def _decoded(text: str) -> str:
+    if "%" not in text and text.isascii():
+        return text
     return unquote_to_bytes(text.encode("latin-1")).decode("utf-8", "replace")
 
 
@@ -189,53 +185,28 @@ def as_bytes(text: bytes | str) -> bytes:
         return text.encode("utf-8", "surrogatepass")
 
 
-_Found = tuple[Kind, str, tuple[int, int]]
-
-
-def _classify(body: str, section: Section) -> _Found:
-    """Kind, key and place of the value of a line that is no header. The order of the tests is the parser's."""
-    end = len(body.rstrip(_SPACE))
-    if body.startswith("#"):
-        return Kind.COMMENT, "", (0, 0)
-    if match := _RAW.match(body):
-        kind = Kind.RAW if keys.accepted(match[1]) else Kind.MALFORMED
-        return kind, match[1], (min(match.end(), end), end)
-    match = _VALUE.match(body)
-    key, start = (match[1], match.end()) if match else ("", 0)
-    if key == "description" and start < end:
-        return Kind.VALUE, key, (start, end)
-    if state := _SNAPSTATE.search(body):  # not anchored at the start in the real parser
-        return Kind.VALUE, state[1], state.span(2)
-    if key == "delete" and start < end:
-        # The real parser compares only the name, so a snapshot called "pending" may hold one too.
-        pending = section.kind is SectionKind.PENDING or section.name == "pending"
-        return (Kind.VALUE if pending else Kind.MALFORMED), key, (start, end)
-    if key and start >= end:  # a value of blanks only is its last blank
-        return (Kind.VALUE, key, (start - 1, start)) if body[start - 1] != ":" else (Kind.MALFORMED, "", (0, 0))
-    return (Kind.VALUE, key, (start, end)) if key else (Kind.MALFORMED, "", (0, 0))
+def _section(body: str, number: int) -> Section:
+    header = None if grammar.PENDING.match(body) else grammar.SNAPSHOT.match(body)
+    return Section(SectionKind.SNAPSHOT, header[1], number) if header else Section(SectionKind.PENDING, "", number)
 
 
 def parse(text: bytes | str) -> Document:
     """Read a configuration; never fails: what the parser would reject is a line of kind MALFORMED."""
-    data = as_bytes(text).decode("latin-1")
     sections = [Section(SectionKind.MAIN, "", 0)]
     lines: list[Line] = []
-    pieces = data.split("\n")
-    eols = ["\n"] * (len(pieces) - 1) + [""]
-    if pieces[-1] == "":
-        del pieces[-1], eols[-1]
-    for number, (body, eol) in enumerate(zip(pieces, eols, strict=True), 1):
-        kind, key, at = Kind.HEADER, "", (0, 0)
-        if not body.strip(_SPACE):
-            kind = Kind.BLANK
-        elif _PENDING.match(body):
-            sections.append(Section(SectionKind.PENDING, "", number))
-        elif header := _SNAPSHOT.match(body):
-            sections.append(Section(SectionKind.SNAPSHOT, header[1], number))
-        else:
-            kind, key, at = _classify(body, sections[-1])
-        lines.append(Line(number, body, eol, kind, len(sections) - 1, key, body[at[0] : at[1]], at))
-    return Document(tuple(lines), tuple(sections), _views(lines, len(sections)), _fatal(lines))
+    pieces = as_bytes(text).decode("latin-1").split("\n")
+    last = pieces.pop()
+    at, may_delete = 0, False
+    for number, body in enumerate(pieces if not last else [*pieces, last], 1):
+        found = grammar.read(body, may_delete)
+        if found[0] is Kind.HEADER:
+            sections.append(section := _section(body, number))
+            at += 1
+            # The real parser compares only the name, so a snapshot called "pending" may hold `delete:` too.
+            may_delete = section.kind is SectionKind.PENDING or section.name == "pending"
+        lines.append(Line(number, body, "\n" if number <= len(pieces) else "", at, *found))
+    views = _views(lines, len(sections))
+    return Document(tuple(lines), tuple(sections), views, _fatal(lines, views))
 
 
 def _views(lines: Iterable[Line], count: int) -> tuple[View, ...]:
@@ -244,24 +215,36 @@ def _views(lines: Iterable[Line], count: int) -> tuple[View, ...]:
     raw: list[list[Line]] = [[] for _ in range(count)]
     texts = [""] * count
     for line in lines:
-        at = line.section
-        if line.kind is Kind.RAW:
-            raw[at].append(line)
-        elif line.kind is Kind.COMMENT:
-            texts[at] += _decoded(line.body[1:]) + "\n"
-        elif line.kind is Kind.VALUE and line.key == "description":
-            texts[at] += _decoded(line.value)
-        elif line.kind is Kind.VALUE:
+        at, kind = line.section, line.kind
+        if kind is Kind.VALUE:
+            if line.key == "description" and line.value.strip(grammar.SPACE):
+                texts[at] += _decoded(line.value)
+                continue
             values[at][line.key] = line.value
             if line.key == "lxc":
                 raw[at].clear()  # a plain key of this name replaces the list
+        elif kind is Kind.RAW and line.key == _RUNTIME:
+            before = values[at].get("env")
+            values[at]["env"] = line.value if before is None else f"{before}\0{line.value}"
+        elif kind is Kind.RAW:
+            raw[at].append(line)
+        elif kind is Kind.COMMENT:
+            texts[at] += _decoded(line.body[1:]) + "\n"
     values[0].pop("snapstate", None)
-    texts = ["" if text == "0" else text for text in texts]  # "0" is false in Perl
-    return tuple(View(v, tuple(r), t) for v, r, t in zip(values, raw, texts, strict=True))
+    if any(line.kind is Kind.HEADER and grammar.PENDING.match(line.body) for line in lines):
+        values[0].pop("pending", None)  # the section takes the place of a plain key of its name
+    return tuple(View(v, tuple(r), _description(v, t)) for v, r, t in zip(values, raw, texts, strict=True))
 
 
-def _fatal(lines: Iterable[Line]) -> str:
+def _description(values: dict[str, str], text: str) -> str:
+    blank = values.pop("description", "")  # `description:` and only blanks behind is a plain key to the parser
+    return blank if text in ("", "0") else text  # "0" is false in Perl
+
+
+def _fatal(lines: Iterable[Line], views: Sequence[View]) -> str:
     """Why the real parser dies: a plain key takes the name of one of its own lists (strict refs in Perl)."""
+    if "snapshots" not in views[0].values and not any("lxc" in view.values for view in views):
+        return ""
     taken: set[int] = set()
     snapshots = 0
     for line in lines:
@@ -269,9 +252,9 @@ def _fatal(lines: Iterable[Line]) -> str:
             taken.add(line.section)
         elif line.kind is Kind.VALUE and line.key == "snapshots" and line.section == 0:
             snapshots = line.number
-        elif line.kind is Kind.RAW and line.section in taken:
+        elif line.kind is Kind.RAW and line.key != _RUNTIME and line.section in taken:
             return f"line {line.number}: a raw line after a plain `lxc:` line"
-        elif line.kind is Kind.HEADER and snapshots and _SNAPSHOT.match(line.body):
+        elif line.kind is Kind.HEADER and snapshots and grammar.SNAPSHOT.match(line.body):
             return f"line {line.number}: a snapshot after a plain `snapshots:` line"
     return ""
 

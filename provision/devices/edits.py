@@ -62,6 +62,30 @@ def edit(document: conf.Document, edits: Iterable[Edit]) -> conf.Document:
     return conf.parse("".join(out))
 
 
+def preview(view: conf.View, made: tuple[Edit, ...]) -> conf.View:
+    """The main section after edits, without writing and reading the file again.
+
+    A `Change` of a plain key must name the line that decides its value, and no raw line may stand behind a `[`.
+    """
+    changes = {item.number: item for item in made if not isinstance(item, Insert)}
+    inserts = [item for item in made if isinstance(item, Insert)]
+    raw: list[conf.Line] = []
+    for line in view.raw:
+        change = changes.pop(line.number, None)
+        if change is None:
+            raw.append(line)
+        elif isinstance(change, Change):
+            raw.append(line._replace(key=change.key, value=change.value))
+    values = dict(view.values)
+    values |= {change.key: change.value for change in changes.values() if isinstance(change, Change)}
+    for item in inserts:
+        if item.key.startswith("lxc."):
+            raw.append(conf.Line(0, "", "", 0, conf.Kind.RAW, item.key, item.value))
+        else:
+            values[item.key] = item.value
+    return conf.View(values, tuple(raw), view.description)
+
+
 def _changed(line: conf.Line, change: Change | Remove | None) -> list[str]:
     if change is None:
         return [line.body + line.eol]

@@ -12,6 +12,8 @@ NVIDIA: Final = 195
 DYNAMIC: Final = ("nvidia-uvm", "nvidia-caps", "nvidia-nvswitch", "nvidia-nvlink", "nvidia-caps-imex-channels")
 """Drivers whose major the kernel hands out anew at each load (open-gpu-kernel-modules: uvm.c, nv-caps.c)."""
 
+_ROW: Final = re.compile(r"\s*(\d{1,9})\s+(\S.*?)\s*", re.ASCII)
+
 RANGES: Final = (range(234, 255), range(384, 512))
 """Majors the kernel gives out dynamically: 254 down to 234, then 511 down to 384 (find_dynamic_major)."""
 
@@ -23,7 +25,7 @@ def parse(text: str) -> dict[int, tuple[str, ...]]:
     for line in text.split("\n"):
         if line.rstrip().endswith(":"):
             inside = line.strip() == "Character devices:"
-        elif inside and (match := re.fullmatch(r"\s*(\d{1,9})\s+(\S.*?)\s*", line, re.ASCII)):
+        elif inside and (match := _ROW.fullmatch(line)):
             major = int(match[1])
             found[major] = (*found.get(major, ()), match[2])
     return found

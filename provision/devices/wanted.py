@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from inventory.model import Container
@@ -39,6 +40,7 @@ class Want:
         return self.path.removeprefix("/dev/")
 
 
+@lru_cache(maxsize=4096)
 def want(name: str) -> Want:
     """What a name below /dev means."""
     path = f"/dev/{name.removeprefix('/dev/')}"
@@ -69,20 +71,13 @@ def passed_paths(view: conf.View) -> dict[str, str]:
     found = dict.fromkeys(mounted(view), rules.MOUNT)
     for device in conf.devices(view):
         if device.spec is not None:
-            found[_plain(device.spec.path)] = f"dev{device.index}"
+            found[rules.plain(device.spec.path)] = f"dev{device.index}"
     return found
 
 
 def mounted(view: conf.View) -> tuple[str, ...]:
     """Sources on the host of a section's bind mounts."""
-    entries = (rules.parse_mount(line.value) for line in view.raw if line.key == rules.MOUNT)
-    return tuple(_plain(mount.source) for mount in entries if mount is not None and mount.bind)
-
-
-def _plain(path: str) -> str:
-    if "//" not in path and not path.endswith("/"):
-        return path
-    return re.sub(r"/+", "/", path).rstrip("/") or "/"
+    return tuple(path for line in view.raw if line.key == rules.MOUNT and (path := rules.bound(line.value)))
 
 
 def how_passed(path: str, passed: dict[str, str]) -> str:
@@ -130,8 +125,8 @@ def _is_gpu(item: Want) -> bool:
 class Drivers:
     """The host's character drivers: names by major, and the majors of NVIDIA's own."""
 
-    names: dict[int, tuple[str, ...]]
-    majors: dict[str, int]
+    names: Mapping[int, tuple[str, ...]]
+    majors: Mapping[str, int]
 
     def number(self, item: Want, host: HostFacts) -> tuple[int, int] | None:
         """major:minor that a node must have; None while its driver isn't loaded."""
@@ -144,9 +139,12 @@ class Drivers:
 
 def drivers(host: HostFacts) -> Drivers | None:
     """The drivers in /proc/devices; None when it could not be read."""
-    if host.proc_devices.state is not State.PRESENT:
-        return None
-    names = procdev.parse(host.proc_devices.text)
+    return _drivers(host.proc_devices.text) if host.proc_devices.state is State.PRESENT else None
+
+
+@lru_cache(maxsize=16)
+def _drivers(text: str) -> Drivers:
+    names = procdev.parse(text)
     return Drivers(names, procdev.majors(names))
 
 
@@ -171,16 +169,18 @@ def access(view: conf.View, items: Iterable[Want], known: Drivers, host: HostFac
     passed = passed_paths(view)
     free = conf.unprivileged(view)  # Proxmox allows all devices there; access is by file mode
     program = rules.program((line.key, line.value) for line in view.raw)
-    specs = {f"dev{d.index}": d.spec for d in conf.devices(view) if d.spec is not None}
     found = []
     for item in items:
         number = known.number(item, host)
         if number is None:
             continue
         how = how_passed(item.path, passed)
-        spec = specs.get(how)
-        by_dev = spec is not None and not spec.deny_write
-        found.append(Access(item, number, how, free or by_dev or program.allows(*number)))
+        spec = rules.read_device(view.values[how])[0] if how in view.values else None
+        if spec is not None:
+            permitted = not spec.deny_write  # CUDA opens every node to read and write
+        else:
+            permitted = free or program.allows(*number, item.path)
+        found.append(Access(item, number, how, permitted))
     return tuple(found)
 
 
