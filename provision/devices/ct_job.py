@@ -13,7 +13,7 @@ from provision.devices import ct_open, look
 from provision.devices.facts import CtFacts
 
 _LIBRARY: Final = re.compile(r"lib(nvidia-ml|cuda)\.so\.[0-9]+\.[0-9]+(\.[0-9]+)*")
-_SONAMES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
+_STEMS: Final = ("libcuda.so.", "libnvidia-ml.so.")
 _FOLDERS: Final = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -25,7 +25,6 @@ _FOLDERS: Final = (
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu/nvidia/current",
 )
-_CACHED: Final = re.compile(rb"\0(/[^\0\n]{1,400})/lib(?:cuda|nvidia-ml)\.so\.[0-9]")
 
 
 def facts(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
@@ -58,10 +57,10 @@ def libraries() -> tuple[str, ...]:
             listed = look.names(folder)
         except CannotLook:
             continue
-        full = [name for name in listed if _LIBRARY.fullmatch(name)]
-        for soname in _SONAMES if full else ():
-            same = [name for name in full if name.startswith(soname.removesuffix("1"))]
-            used = _last_name(f"{folder}/{soname}")
+        full = [name for name in listed if name.startswith(_STEMS) and _LIBRARY.fullmatch(name)]
+        for stem in _STEMS if full else ():
+            same = [name for name in full if name.startswith(stem)]
+            used = _last_name(f"{folder}/{stem}1")
             found.update([used] if used in same else same)
     return tuple(sorted(found))
 
@@ -71,8 +70,14 @@ def cached_folders(cache: bytes) -> tuple[str, ...]:
 
     CUDA's compatibility package is left out: its libcuda is meant to be newer than the driver.
     """
-    folders = dict.fromkeys(match[1].decode("latin-1") for match in _CACHED.finditer(cache))
-    return tuple(folder for folder in folders if posixpath.basename(folder) != "compat")
+    folders: dict[str, None] = {}
+    for stem in _STEMS:
+        name = f"/{stem}".encode()
+        place = cache.find(name)
+        while place >= 0:
+            folders[cache[cache.rfind(b"\0", 0, place) + 1 : place].decode("latin-1")] = None
+            place = cache.find(name, place + 1)
+    return tuple(f for f in folders if f.startswith("/") and len(f) < 4096 and posixpath.basename(f) != "compat")
 
 
 def _last_name(path: str) -> str:

