@@ -62,29 +62,40 @@ def device_rules(conf: Conf, entries: tuple[Passthrough, ...]) -> tuple[str, ...
     """Allow rules in force: in an unprivileged container everything, whatever the file says."""
     if unprivileged(conf):
         return ("a",)
-    rules = [*BASE_RULES, *(passthrough_rule(entry) for entry in entries)]
+    rules: tuple[str, ...] = (*BASE_RULES, *(passthrough_rule(entry) for entry in entries))
     for key, value in conf.main.lxc:
         action, rule = key.removeprefix("lxc.cgroup2.devices."), value.strip()
         if action not in {"allow", "deny"}:
             continue
         if not _RULE.fullmatch(rule):
             raise TaskFailed(f"startup for container '{conf.vmid}' failed")
-        if rule == "a":
-            rules = ["a"] if action == "allow" else []
-        elif action == "deny":
-            rules = [known for known in rules if known != rule]
-        elif rule not in rules and rules != ["a"]:
-            rules.append(rule)
-    return tuple(rules)
+        rules = changed(rules, action, rule)
+    return rules
+
+
+def changed(rules: tuple[str, ...], action: str, rule: str) -> tuple[str, ...]:
+    """The allow rules after one more `allow` or `deny`, as LXC keeps its list."""
+    if rule == "a":
+        return ("a",) if action == "allow" else ()
+    if action == "deny":
+        return tuple(known for known in rules if known != rule)
+    return rules if rule in rules or rules == ("a",) else (*rules, rule)
+
+
+def live_rule(rootfs: Path, action: str, rule: str) -> bool:
+    """Change the rules of a running container; False for a rule LXC cannot parse."""
+    if not _RULE.fullmatch(rule):
+        return False
+    file = rootfs / RULES
+    rules = changed(tuple(file.read_text().splitlines()), action, rule)
+    file.write_text("".join(f"{line}\n" for line in rules))
+    return True
 
 
 def hotplug(rootfs: Path, entry: Passthrough) -> None:
     """Node and rule for a container that runs."""
     MARKERS.write(rootfs / entry.path.lstrip("/"), passthrough_node(entry))
-    rules = rootfs / RULES
-    text = rules.read_text()
-    if text != "a\n":
-        rules.write_text(f"{text}{passthrough_rule(entry)}\n")
+    live_rule(rootfs, "allow", passthrough_rule(entry))
 
 
 def passthrough_node(entry: Passthrough) -> LabNode:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuctl.lab import credentials, inventory_file, namespaces, programs, real, reboot, rootfs
+from gpuctl.lab import credentials, inventory_file, namespaces, programs, real, reboot, rootfs, software
 from gpuctl.lab.control import Call, ControlServer
 from gpuctl.lab.kernel import Kernel
 from gpuctl.lab.machine import Node
@@ -58,6 +58,7 @@ class Daemon:
             lab.kernel, lab.host_rootfs, folders, token, nodes=way.nodes, uvm_majors=way.uvm_majors
         )
         rootfs.install(lab, self.kernel.token)
+        software.install(lab.host_rootfs)
         way.install()
         credentials.ensure(lab)
         self.node = Node(lab, self.kernel, way, may_fall_back=not chosen)

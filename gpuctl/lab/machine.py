@@ -19,7 +19,7 @@ from gpuctl.lab.pve.conf import Conf
 from gpuctl.lab.pve.fault import Fault
 from gpuctl.lab.pve.guest import Guests
 from gpuctl.lab.pve.store import Store
-from gpuctl.lab.state import NODE, VMID, LabDir
+from gpuctl.lab.state import NODE, VMID, LabDir, write_file
 from gpuctl.lab.way import Order, Simulated, Unfit, Way
 from inventory.errors import Failed
 
@@ -98,7 +98,9 @@ class Node:
             if entry.name != "gpuctl-lab":
                 _remove(entry)
         self.lock_dir.mkdir(parents=True)
+        (run / "systemd/system").mkdir(parents=True)
         self.kernel.boot()
+        self.show_members()
         blueprint = self._blueprint(NODE, self.lab.host_rootfs, self._shm_mib, rootfs.binds(container=False))
         try:
             self._host = self.way.start_host(blueprint)
@@ -131,8 +133,16 @@ class Node:
             except (TaskFailed, Fault) as error:
                 log.warn(f"Starting CT {vmid} failed: {str(error).strip()}")
 
+    def show_members(self) -> None:
+        """/etc/pve/.members as pmxcfs writes it: a single node is in no cluster; without quorum it is in one."""
+        text = members(self.node, self.quorate())
+        file = self.conf_dir.parents[2] / ".members"
+        if not file.exists() or file.read_text() != text:
+            write_file(file, text.encode(), mode=0o440)
+
     def tick(self) -> None:
-        """Keep proc/uptime going; only without namespaces, which have a clock of their own."""
+        """Keep what is shown as files going: proc/uptime without namespaces, and the cluster's members."""
+        self.show_members()
         if self.isolation == "plain" and self._host is not None:
             for folder in (self.lab.host_rootfs, *map(self.lab.ct_rootfs, self._machines)):
                 plain.show_uptime(folder, self.kernel.uptime_s())
@@ -245,8 +255,19 @@ class Node:
             shm_mib=shm_mib,
             binds=binds,
             uptime_s=self.kernel.uptime_s(),
-            env={"GPUCTL_LAB_LEVEL": str(self.way.level)},
+            env=self.way.env,
         )
+
+
+def members(node: str, quorate: bool | None) -> str:
+    """Text of /etc/pve/.members (pmxcfs, status.c)."""
+    if quorate is None:
+        return f'{{\n"nodename": "{node}",\n"version": 2\n}}\n'
+    return (
+        f'{{\n"nodename": "{node}",\n"version": 4,\n'
+        f'"cluster": {{ "name": "lab", "version": 3, "nodes": 3, "quorate": {int(quorate)} }},\n'
+        f'"nodelist": {{\n  "{node}": {{ "id": 1, "online": 1, "ip": "127.0.0.1"}}\n  }}\n}}\n'
+    )
 
 
 def _remove(entry: Path) -> None:

@@ -1,16 +1,17 @@
-"""Programs of the lab host besides pct: nvidia-modprobe, modprobe, lsmod, pveversion."""
+"""Programs of the lab host: the driver's here, the others where their subject is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Final
 
-from gpuctl.lab import pct, plain
+from gpuctl.lab import container, pct, plain, software, units
 from gpuctl.lab.control import Call
 from gpuctl.lab.kernel import GPUS
 from gpuctl.lab.machine import Node
 
-_VERSION: Final = "pve-manager/9.2.11/lab (running kernel: 6.17.2-1-pve)"
+_VERSION: Final = f"pve-manager/{software.PACKAGES['pve-manager']}/lab (running kernel: 6.17.2-1-pve)"
 
 
 def run(call: Call, node: Node) -> int:
@@ -76,7 +77,9 @@ def _modprobe(call: Call, node: Node) -> int:
             else:
                 node.kernel.load_uvm()
         elif name not in {"nvidia", "nvidia_modeset"}:
-            call.error(f"modprobe: FATAL: Module {word} not found in directory /lib/modules/6.17.2-1-pve\n")
+            call.error(
+                f"modprobe: FATAL: Module {word} not found in directory /lib/modules/{os.uname().release}\n"
+            )
             return 1
     return 0
 
@@ -84,6 +87,24 @@ def _modprobe(call: Call, node: Node) -> int:
 def _lsmod(call: Call, node: Node) -> int:
     call.out("Module                  Size  Used by\n")
     call.out("".join(f"{name:<19} {1_900_544:>9}  0\n" for name in reversed(node.kernel.modules())))
+    return 0
+
+
+def _lxc_cgroup(call: Call, node: Node) -> int:
+    """`lxc-cgroup -n VMID devices.allow|devices.deny RULE`; level 1 has the real program instead."""
+    match call.words:
+        case ("-n", name, key, value) if key in {"devices.allow", "devices.deny"}:
+            pass
+        case _:
+            call.error("lxc-cgroup: could not parse command line\n")
+            return 1
+    where = f"lxc-cgroup: {name}: ../src/lxc/tools/lxc_cgroup.c: main:"
+    if not name.isdigit() or node.view(int(name)) is None:
+        call.error(f"{where} 102 '/var/lib/lxc:{name}' is not running\n")
+        return 1
+    if not container.live_rule(node.lab.ct_rootfs(int(name)), key.removeprefix("devices."), value):
+        call.error(f"{where} 111 Failed to assign '{value}' value to '{key}' for '{name}'\n")
+        return 1
     return 0
 
 
@@ -98,4 +119,10 @@ _PROGRAMS: Final[dict[str, Callable[[Call, Node], int]]] = {
     "modprobe": _modprobe,
     "lsmod": _lsmod,
     "pveversion": _pveversion,
+    "lxc-cgroup": _lxc_cgroup,
+    "dkms": software.dkms,
+    "modinfo": software.modinfo,
+    "dmesg": software.dmesg,
+    "dpkg-query": software.dpkg_query,
+    "systemctl": units.systemctl,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 from gpuctl.lab import lxc, lxc_config, namespaces
 from gpuctl.lab.blueprint import Blueprint, shown
 from gpuctl.lab.container import passthrough_rule, unprivileged
+from gpuctl.lab.driver import native
 from gpuctl.lab.kernel import UVM_MAJORS
 from gpuctl.lab.nodes import REAL_NODES, LabNode, NodeFiles
 from gpuctl.lab.pve.backend import NodeKind, Passthrough, TaskLog
@@ -53,6 +55,10 @@ class Real:
     nodes: NodeFiles = REAL_NODES
 
     @property
+    def env(self) -> Mapping[str, str]:
+        return {"GPUCTL_LAB_LEVEL": "1", "GPUCTL_LAB_NATIVE": native.PLACE}
+
+    @property
     def cgroup(self) -> str:
         return f"gpuctl-lab-{self.token[:12]}"
 
@@ -71,10 +77,16 @@ class Real:
         ):
             (etc / name).parent.mkdir(parents=True, exist_ok=True)
             (etc / name).write_text(text)
+        # The real program is there.
+        (self.lab.host_rootfs / "opt/gpuctl-lab/bin/lxc-cgroup").unlink(missing_ok=True)
         init = self.lab.ct_rootfs() / _INIT.lstrip("/")
         source = (Path(__file__).parent / "bin" / "init.py").read_text()
         init.write_text(f"#!{namespaces.tools_python()} -IS\n{source}")
         init.chmod(0o755)
+        library = native.build(self.lab.ct_rootfs() / native.PLACE.lstrip("/"))
+        place = self.lab.host_rootfs / native.PLACE.lstrip("/") / library.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(library, place)
         for name in ("rootfs", "mounted", "passthrough"):
             (self._home(VMID) / name).mkdir(parents=True, exist_ok=True)
 

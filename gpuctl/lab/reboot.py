@@ -7,6 +7,7 @@ import time
 import uuid
 from typing import Final
 
+from gpuctl.lab import units
 from gpuctl.lab.machine import Node
 from gpuctl.lab.state import write_file
 
@@ -27,6 +28,7 @@ def boot(node: Node) -> None:
     """Power on. Proxmox then starts containers (`Node.startall`) before anything has loaded nvidia-uvm."""
     leave_result(node, node.kernel.boot_id)
     node.power_on()
+    units.run_enabled(node)
 
 
 def reboot(node: Node) -> None:

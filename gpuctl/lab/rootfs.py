@@ -15,7 +15,10 @@ from gpuctl.lab import kernel, namespaces
 from gpuctl.lab.blueprint import SITE
 from gpuctl.lab.state import NODE, VMID, LabDir
 
-_PROGRAMS: Final = ("pct", "nvidia-modprobe", "modprobe", "lsmod", "pveversion", "reboot")
+_PROGRAMS: Final = (
+    "pct", "nvidia-modprobe", "modprobe", "lsmod", "pveversion", "reboot", "lxc-cgroup", "dkms", "modinfo", "dmesg",
+    "dpkg-query", "systemctl",
+)  # fmt: skip
 _PACKAGES: Final = ("gpuctl", "provision", "checks", "bench", "inventory")
 _PASSWD: Final = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
 _RELEASE: Final = (
@@ -74,7 +77,8 @@ def install(lab: LabDir, token: str) -> None:
     if not conf.exists():
         conf.write_text(container_conf())
         conf.chmod(0o640)
-    (host / "run/lock/lxc").mkdir(parents=True, exist_ok=True)
+    for folder in ("run/lock/lxc", "etc/systemd/system"):
+        (host / folder).mkdir(parents=True, exist_ok=True)
 
 
 def _install_machine(rootfs: Path, name: str, token: str) -> None:

@@ -67,6 +67,7 @@ class SshServer:
         except TaskFailed:
             process.exit(255)
             return
+        self._node.show_members()
         command = process.command
         argv = view.shell(command) if command else view.argv(("/bin/sh",))
         child = await asyncio.create_subprocess_exec(

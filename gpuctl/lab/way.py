@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -50,6 +51,11 @@ class Way(Protocol):
         ...
 
     @property
+    def env(self) -> Mapping[str, str]:
+        """What every process of the lab has in its environment, so that the driver stand-in knows its place."""
+        ...
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this machine."""
         ...
@@ -81,6 +87,10 @@ class Simulated:
     nodes: NodeFiles = MARKERS
     uvm_majors: tuple[int, int] = UVM_MAJORS
     notes: tuple[str, ...] = ()
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return {"GPUCTL_LAB_LEVEL": "0"}
 
     def install(self) -> None:
         pass
