@@ -19,6 +19,8 @@ from provision.devices.grammar import Kind as Kind
 
 _DEVICE: Final = re.compile(r"dev(0|[1-9][0-9]{0,2})", re.ASCII)
 _RUNTIME: Final = "lxc.environment.runtime"
+_IS_VALUE, _IS_RAW, _IS_COMMENT, _IS_HEADER = Kind.VALUE, Kind.RAW, Kind.COMMENT, Kind.HEADER
+"""Looking members of an enum up takes longer than comparing them, and a file has many lines."""
 
 
 class SectionKind(StrEnum):
@@ -196,42 +198,45 @@ def parse(text: bytes | str) -> Document:
     lines: list[Line] = []
     pieces = as_bytes(text).decode("latin-1").split("\n")
     last = pieces.pop()
-    at, may_delete = 0, False
+    at, may_delete, read = 0, False, grammar.read
     for number, body in enumerate(pieces if not last else [*pieces, last], 1):
-        found = grammar.read(body, may_delete)
-        if found[0] is Kind.HEADER:
+        kind, key, value, place = read(body, may_delete)
+        if kind is _IS_HEADER:
             sections.append(section := _section(body, number))
             at += 1
             # The real parser compares only the name, so a snapshot called "pending" may hold `delete:` too.
             may_delete = section.kind is SectionKind.PENDING or section.name == "pending"
-        lines.append(Line(number, body, "\n" if number <= len(pieces) else "", at, *found))
-    views = _views(lines, len(sections))
+        lines.append(Line(number, body, "\n", at, kind, key, value, place))
+    if last:
+        lines[-1] = lines[-1]._replace(eol="")
+    views = _views(lines, sections)
     return Document(tuple(lines), tuple(sections), views, _fatal(lines, views))
 
 
-def _views(lines: Iterable[Line], count: int) -> tuple[View, ...]:
+def _views(lines: Iterable[Line], sections: Sequence[Section]) -> tuple[View, ...]:
     """What each section sets, as the parser sees it: the last value of a key, raw lines in order."""
-    values: list[dict[str, str]] = [{} for _ in range(count)]
-    raw: list[list[Line]] = [[] for _ in range(count)]
-    texts = [""] * count
+    values: list[dict[str, str]] = [{} for _ in sections]
+    raw: list[list[Line]] = [[] for _ in sections]
+    texts = [""] * len(sections)
     for line in lines:
-        at, kind = line.section, line.kind
-        if kind is Kind.VALUE:
-            if line.key == "description" and line.value.strip(grammar.SPACE):
-                texts[at] += _decoded(line.value)
+        _, body, _, at, kind, key, value, _ = line
+        if kind is _IS_VALUE:
+            if key == "description" and value.strip(grammar.SPACE):
+                texts[at] += _decoded(value)
                 continue
-            values[at][line.key] = line.value
-            if line.key == "lxc":
+            values[at][key] = value
+            if key == "lxc":
                 raw[at].clear()  # a plain key of this name replaces the list
-        elif kind is Kind.RAW and line.key == _RUNTIME:
-            before = values[at].get("env")
-            values[at]["env"] = line.value if before is None else f"{before}\0{line.value}"
-        elif kind is Kind.RAW:
-            raw[at].append(line)
-        elif kind is Kind.COMMENT:
-            texts[at] += _decoded(line.body[1:]) + "\n"
+        elif kind is _IS_RAW:
+            if key != _RUNTIME:
+                raw[at].append(line)
+            else:
+                before = values[at].get("env")
+                values[at]["env"] = value if before is None else f"{before}\0{value}"
+        elif kind is _IS_COMMENT:
+            texts[at] += _decoded(body[1:]) + "\n"
     values[0].pop("snapstate", None)
-    if any(line.kind is Kind.HEADER and grammar.PENDING.match(line.body) for line in lines):
+    if any(section.kind is SectionKind.PENDING for section in sections):
         values[0].pop("pending", None)  # the section takes the place of a plain key of its name
     return tuple(View(v, tuple(r), _description(v, t)) for v, r, t in zip(values, raw, texts, strict=True))
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from provision.devices import conf, mend, rules, wanted
+from provision.devices import conf, mend, rules
 from provision.devices.draft import Draft, has_dev, nvidia
 from provision.devices.facts import NodeKind
 
 
-def doubts(draft: Draft, items: tuple[wanted.Want, ...]) -> tuple[str, ...]:
+def doubts(draft: Draft) -> tuple[str, ...]:
     """One sentence for each thing that a plan leaves as it is although it is odd or dangerous."""
-    return (*_rules(draft, items), *_entries(draft), *_elsewhere(draft))
+    return (*_rules(draft), *_entries(draft), *_elsewhere(draft))
 
 
-def _rules(draft: Draft, items: tuple[wanted.Want, ...]) -> Iterator[str]:
+def _rules(draft: Draft) -> Iterator[str]:
     for line in draft.view.raw:
         if not line.key.startswith("lxc.cgroup") or ".devices" not in line.key or line.number in draft.changes:
             continue
         told = f"line {line.number}, `{line.key}: {line.value}`,"
         rule = rules.parse_rule(line.value)
         if line.key in mend.MODERN:
-            if not draft.free and not mend.may_rename(draft, mend.MODERN[line.key], line.value, items):
+            if not draft.free and not mend.may_rename(draft, mend.MODERN[line.key], line.value):
                 yield f"{told} has no effect, and renamed to cgroup2 it would change what works: it is left alone"
         elif not rules.readable(line.key, line.value):
             yield f"{told} is no rule that LXC can read: the container won't start until it is corrected"
@@ -36,7 +36,7 @@ def _all(rule: rules.Rule) -> bool:
 
 
 def _entries(draft: Draft) -> Iterator[str]:
-    devices = conf.devices(draft.now())
+    devices = draft.setup().devices
     for device in devices:
         if device.spec is None:
             yield f"dev{device.index} is refused by Proxmox: {device.problem.splitlines()[-1]}"

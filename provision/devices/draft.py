@@ -17,15 +17,22 @@ _IDMAP: Final = range(100000, 165536)
 class Draft:
     """Edits gathered so far, at most one per line; `lines` says each in one sentence."""
 
-    def __init__(self, document: conf.Document, host: HostFacts, known: wanted.Drivers) -> None:
-        self.document, self.host, self.known = document, host, known
-        self.view = document.main
-        self.free = document.unprivileged
-        """Whether Proxmox lets the container open every device, so that rules have no effect."""
+    def __init__(
+        self,
+        document: conf.Document,
+        host: HostFacts,
+        known: wanted.Drivers,
+        items: tuple[wanted.Want, ...],
+        first: wanted.Setup,
+    ) -> None:
+        """`items`: the wanted nodes; `first`: what the main section says before any edit."""
+        self.document, self.host, self.known, self.items = document, host, known, items
+        self.view, self.free, self.first = first.view, first.free, first
         self.changes: dict[int, edits.Change | edits.Remove] = {}
         self.inserts: list[edits.Insert] = []
         self.lines: list[str] = []
-        self._now: conf.View | None = None
+        self._now: wanted.Setup | None = first
+        self._access: tuple[wanted.Access, ...] | None = None
 
     def all(self) -> tuple[edits.Edit, ...]:
         return (*self.changes.values(), *self.inserts)
@@ -44,13 +51,23 @@ class Draft:
 
     def _add(self, said: str) -> None:
         self.lines.append(said)
-        self._now = None
+        self._now = self._access = None
+
+    def setup(self) -> wanted.Setup:
+        """What the main section would say about devices."""
+        if self._now is None:
+            self._now = wanted.setup(edits.preview(self.view, self.all()))
+        return self._now
 
     def now(self) -> conf.View:
         """The main section as it would be; the same as writing the edits and reading them again."""
-        if self._now is None:
-            self._now = edits.preview(self.view, self.all()) if self.changes or self.inserts else self.view
-        return self._now
+        return self.setup().view
+
+    def access(self) -> tuple[wanted.Access, ...]:
+        """How the main section would treat each wanted node whose driver is loaded."""
+        if self._access is None:
+            self._access = self.setup().access(self.items, self.known, self.host)
+        return self._access
 
     def has(self, key: str, value: str) -> bool:
         """Whether the main section would hold this raw line."""

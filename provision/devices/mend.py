@@ -13,21 +13,21 @@ from provision.devices.facts import NodeKind
 MODERN: Final = {rules.LEGACY_ALLOW: rules.ALLOW, rules.LEGACY_DENY: rules.DENY}
 
 
-def keep(draft: Draft, items: tuple[wanted.Want, ...], *, raw: bool) -> None:
+def keep(draft: Draft, *, raw: bool) -> None:
     """Everything that is to be done while dev[n] stays dev[n] and raw stays raw.
 
     `raw`: whether old dynamic numbers count as NVIDIA's (see `stale.stale`).
     """
     old = () if draft.free else stale.stale(draft.view, draft.host, draft.known, raw=raw)
-    rename_legacy(draft, rules.LEGACY_ALLOW, items, {entry.number for entry in old})
+    rename_legacy(draft, rules.LEGACY_ALLOW, {entry.number for entry in old})
     mend_unreadable(draft)
-    drop_deny_write(draft, items)
-    _replace_stale(draft, items, old)
-    add_missing(draft, items, raw=_raw_style(draft))
-    rename_legacy(draft, rules.LEGACY_DENY, items)  # what it could take away is known only now
+    drop_deny_write(draft)
+    _replace_stale(draft, old)
+    add_missing(draft, raw=_raw_style(draft))
+    rename_legacy(draft, rules.LEGACY_DENY)  # what it could take away is known only now
 
 
-def rename_legacy(draft: Draft, old: str, items: Iterable[wanted.Want], done: Iterable[int] = ()) -> None:
+def rename_legacy(draft: Draft, old: str, done: Iterable[int] = ()) -> None:
     """Rename a cgroup v1 key in place; lines with a number in `done` are dealt with elsewhere."""
     if draft.free or not any(line.key == old for line in draft.view.raw):
         return
@@ -38,13 +38,13 @@ def rename_legacy(draft: Draft, old: str, items: Iterable[wanted.Want], done: It
             continue
         if (key, line.value) in seen:
             draft.remove(line, f"remove `{line.key}: {line.value}`, which is there as {key} too")
-        elif may_rename(draft, key, line.value, items):
+        elif may_rename(draft, key, line.value):
             said = f"rename {line.key} to {key} for `{line.value}`: cgroup v1 keys are ignored"
             draft.change(line, key, line.value, said)
             seen.add((key, line.value))
 
 
-def may_rename(draft: Draft, key: str, value: str, items: Iterable[wanted.Want]) -> bool:
+def may_rename(draft: Draft, key: str, value: str) -> bool:
     """Whether a rule without effect so far may get one: not when it opens everything or takes away what works."""
     rule = rules.parse_rule(value)
     if rule is None:
@@ -55,9 +55,9 @@ def may_rename(draft: Draft, key: str, value: str, items: Iterable[wanted.Want])
     now = draft.now()
     allowed = [parsed for line in now.raw if line.key in (rules.ALLOW, rules.LEGACY_ALLOW)
                if (parsed := rules.parse_rule(line.value)) is not None]  # fmt: skip
-    nodes = [draft.host.node(path) for path in wanted.passed_paths(now)]
+    nodes = [draft.host.node(path) for path in draft.setup().passed]
     used = {node.number for node in nodes if node.kind is NodeKind.CHAR}
-    used |= {number for item in items if (number := draft.known.number(item, draft.host)) is not None}
+    used |= {number for item in draft.items if (number := draft.known.number(item, draft.host)) is not None}
     exact = [rules.Rule("c", *number, "rw") for number in used]
     return not any(rule.meets(other) for other in (*rules.COMMON, *allowed, *exact))
 
@@ -85,10 +85,10 @@ def _access(rule: rules.Rule) -> str:
     return rule.access if {"r", "w"} <= set(rule.access) else "rwm"
 
 
-def drop_deny_write(draft: Draft, items: Iterable[wanted.Want]) -> None:
+def drop_deny_write(draft: Draft) -> None:
     """CUDA opens each of its nodes to read and write, so `deny-write` on a wanted one shuts it out."""
-    passed = wanted.passed_paths(draft.view)
-    for item in items:
+    passed = draft.first.passed
+    for item in draft.items:
         value = draft.view.values.get(passed.get(item.path, ""), "")
         spec = rules.read_device(value)[0] if item.driver and value else None
         if spec is None or not spec.deny_write:
@@ -102,25 +102,25 @@ def drop_deny_write(draft: Draft, items: Iterable[wanted.Want]) -> None:
         draft.change(line, key, kept, f"take `deny-write` out of {key}: CUDA opens {item.name} to read and write")
 
 
-def _replace_stale(draft: Draft, items: Iterable[wanted.Want], found: tuple[stale.Stale, ...]) -> None:
+def _replace_stale(draft: Draft, found: tuple[stale.Stale, ...]) -> None:
     if not found:
         return
     groups: dict[int, list[stale.Stale]] = {}
     # A number that another driver has now is the less likely one to have been NVIDIA's last.
     for entry in sorted(found, key=lambda entry: bool(entry.owner)):
         groups.setdefault(entry.rule.major or 0, []).append(entry)
-    missing = _missing_majors(draft, items)
+    missing = _missing_majors(draft)
     for major, group in groups.items():
         new = missing.pop(0) if missing else None
         for entry in group:
             _replace(draft, entry, major, new)
 
 
-def _missing_majors(draft: Draft, items: Iterable[wanted.Want]) -> list[int]:
+def _missing_majors(draft: Draft) -> list[int]:
     """Dynamic majors that a rule is needed for and none is there, nvidia-uvm first."""
     needed = {
         found.number[0]: None
-        for found in wanted.access(draft.now(), items, draft.known, draft.host)
+        for found in draft.access()
         if not found.permitted and procdev.dynamic(found.number[0])
     }
     uvm = draft.known.majors.get("nvidia-uvm")
@@ -137,12 +137,12 @@ def _replace(draft: Draft, entry: stale.Stale, major: int, new: int | None) -> N
         draft.change(line, rules.ALLOW, value, f"replace `{entry.key}: {entry.rule}` by `{value}` ({whose})")
 
 
-def add_missing(draft: Draft, items: tuple[wanted.Want, ...], *, raw: bool) -> None:
+def add_missing(draft: Draft, *, raw: bool) -> None:
     """Pass in what isn't, by raw lines or by `dev[n]`, and allow what no rule allows."""
-    for found in wanted.access(draft.now(), items, draft.known, draft.host):
+    for found in draft.access():
         if not found.how:
             pass_in(draft, found.item, raw=raw)
-    for found in wanted.access(draft.now(), items, draft.known, draft.host):
+    for found in draft.access():
         value = f"c {found.number[0]}:* rwm"
         if found.permitted or found.how.startswith("dev") or _denied(draft, found.number):
             continue
@@ -178,7 +178,7 @@ def _raw_style(draft: Draft) -> bool:
     """Raw mount entries are kept where they are in use; else `dev[n]`, which follows a moving number."""
     if has_dev(draft.host) is False:
         return True
-    passed = [how for path, how in wanted.passed_paths(draft.view).items() if nvidia(path)]
+    passed = [how for path, how in draft.first.passed.items() if nvidia(path)]
     if any(how != rules.MOUNT for how in passed):
         return False
     return bool(passed) or stale.has_raw_nvidia(draft.view)

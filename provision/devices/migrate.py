@@ -24,24 +24,24 @@ def unsupported(host: HostFacts) -> GpuctlError | None:
     )
 
 
-def to_dev(draft: Draft, items: tuple[wanted.Want, ...]) -> GpuctlError | None:
+def to_dev(draft: Draft) -> GpuctlError | None:
     """Make every wanted node a `dev[n]` and take NVIDIA's raw lines out; an error says why that can't be."""
     raw = stale.has_raw_nvidia(draft.view)
     old = {entry.number for entry in stale.stale(draft.view, draft.host, draft.known, raw=raw)}
     for line in draft.view.raw:
         if line.key == rules.MOUNT and nvidia(source := rules.bound(line.value)):
-            if error := _mount(draft, line, source, items):
+            if error := _mount(draft, line, source):
                 return error
         elif line.number in old or _ours(draft, line):
             draft.remove(line, f"remove `{line.key}: {line.value}`: dev[n] needs no rule")
-    mend.rename_legacy(draft, rules.LEGACY_ALLOW, items)
-    mend.drop_deny_write(draft, items)
-    for item in items:
-        how = wanted.how_passed(item.path, wanted.passed_paths(draft.now()))
+    mend.rename_legacy(draft, rules.LEGACY_ALLOW)
+    mend.drop_deny_write(draft)
+    for item in draft.items:
+        how = wanted.how_passed(item.path, draft.setup().passed)
         if item.driver and how == rules.MOUNT:  # by a folder above it, which stays
             mend.pass_in(draft, item, raw=False)
-    mend.add_missing(draft, items, raw=False)
-    mend.rename_legacy(draft, rules.LEGACY_DENY, items)
+    mend.add_missing(draft, raw=False)
+    mend.rename_legacy(draft, rules.LEGACY_DENY)
     return None
 
 
@@ -57,7 +57,7 @@ def _ours(draft: Draft, line: conf.Line) -> bool:
     return rule.major in rule_majors(draft.known) - wanted.foreign_majors(draft.host)
 
 
-def _mount(draft: Draft, line: conf.Line, source: str, items: tuple[wanted.Want, ...]) -> GpuctlError | None:
+def _mount(draft: Draft, line: conf.Line, source: str) -> GpuctlError | None:
     mount = rules.parse_mount(line.value)
     if mount is None or rules.plain(f"/{mount.target}") != source:
         return Refused(
@@ -78,14 +78,14 @@ def _mount(draft: Draft, line: conf.Line, source: str, items: tuple[wanted.Want,
                 f"line {line.number} mounts the folder {source}, and which nodes it has isn't known",
                 hint="name them in `devices.wanted` and take that line out by hand",
             )
-    elif any(item.path == source for item in items):
+    elif any(item.path == source for item in draft.items):
         return Failed(f"{source} can't become a dev[n]: {node}", hint="stage host makes missing nodes first")
     draft.remove(line, f"remove the mount of {source}, which has no node now: as dev[n] it would stop the start")
     return None
 
 
 def _turn(draft: Draft, line: conf.Line, source: str, paths: tuple[str, ...]) -> GpuctlError | None:
-    passed = wanted.passed_paths(draft.now())
+    passed = draft.setup().passed
     new = [path for path in paths if not passed.get(path, "").startswith("dev")]
     entries = []
     for path in new:

@@ -64,17 +64,19 @@ def conf_plan(
         return ConfPlan(blocked=error)
     if (error := _unfit(document, host)) is not None:
         return ConfPlan(blocked=error)
-    goal = wanted.wanted(container, host, document.main)
+    first = wanted.setup(document.main)
+    goal = wanted.wanted(container, host, document.main, first.passed)
     absent = [item.name for item in goal.nodes if known.number(item, host) is None]
     if absent:
         return ConfPlan(later=(f"the rules for {', '.join(absent)} are judged once their driver is loaded",))
+    draft = Draft(document, host, known, goal.nodes, first)
     if prefer is Style.DEV:
-        draft, error = _migrated(document, host, known, goal.nodes)
+        error = migrate.unsupported(host) or migrate.to_dev(draft)
     else:
-        draft, error = _kept(document, host, known, goal.nodes), None
+        draft = _kept(draft)
     if error is None and draft.inserts:
         error = _false_header(document, host)
-    warnings = doubts.doubts(draft, goal.nodes)
+    warnings = doubts.doubts(draft)
     if error is not None:
         return ConfPlan(blocked=error, warnings=warnings)
     return ConfPlan(draft.all(), tuple(draft.lines), _verdict(draft, goal), warnings=warnings)
@@ -92,24 +94,15 @@ def _unfit(document: conf.Document, host: HostFacts) -> GpuctlError | None:
     return None
 
 
-def _kept(
-    document: conf.Document, host: HostFacts, known: wanted.Drivers, items: tuple[wanted.Want, ...]
-) -> Draft:
-    raw = stale.has_raw_nvidia(document.main)
-    draft = Draft(document, host, known)
-    mend.keep(draft, items, raw=raw)
-    if not raw and stale.has_raw_nvidia(draft.now()):
-        # It may be we who bring the first raw lines; then old rules beside them are judged as such at once.
-        draft = Draft(document, host, known)
-        mend.keep(draft, items, raw=True)
-    return draft
-
-
-def _migrated(
-    document: conf.Document, host: HostFacts, known: wanted.Drivers, items: tuple[wanted.Want, ...]
-) -> tuple[Draft, GpuctlError | None]:
-    draft = Draft(document, host, known)
-    return draft, migrate.unsupported(host) or migrate.to_dev(draft, items)
+def _kept(draft: Draft) -> Draft:
+    raw = stale.has_raw_nvidia(draft.view)
+    mend.keep(draft, raw=raw)
+    if raw or not stale.has_raw_nvidia(draft.now()):
+        return draft
+    # It was we who brought the first raw lines; then old rules beside them are judged as such at once.
+    again = Draft(draft.document, draft.host, draft.known, draft.items, draft.first)
+    mend.keep(again, raw=True)
+    return again
 
 
 def _false_header(document: conf.Document, host: HostFacts) -> GpuctlError | None:
@@ -133,10 +126,12 @@ def _verdict(draft: Draft, goal: wanted.Wanted) -> GpuctlError | None:
     """Why even the result of the edits would not let the container have its nodes."""
     if goal.problem:
         return Failed(goal.problem, hint=goal.hint)
-    main, pending = draft.now(), draft.document.pending
-    views = [(main, "")] + ([(conf.started(main, pending), "[pve:pending]")] if pending is not None else [])
-    for view, where in views:
-        for found in wanted.access(view, goal.nodes, draft.known, draft.host):
+    judged = [(draft.access(), "")]
+    if (pending := draft.document.pending) is not None:
+        later = conf.started(draft.now(), pending)
+        judged.append((wanted.access(later, draft.items, draft.known, draft.host), "[pve:pending]"))
+    for access, where in judged:
+        for found in access:
             if not found.good and (found.how or where or not draft.hooks()):
                 return _why_not(draft, found, where)
     return None

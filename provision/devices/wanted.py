@@ -68,8 +68,12 @@ class Wanted:
 
 def passed_paths(view: conf.View) -> dict[str, str]:
     """Paths that a configuration brings into the container, and by which line: `dev2` or `lxc.mount.entry`."""
+    return _passed(view, conf.devices(view))
+
+
+def _passed(view: conf.View, devices: Iterable[conf.Device]) -> dict[str, str]:
     found = dict.fromkeys(mounted(view), rules.MOUNT)
-    for device in conf.devices(view):
+    for device in devices:
         if device.spec is not None:
             found[rules.plain(device.spec.path)] = f"dev{device.index}"
     return found
@@ -80,7 +84,7 @@ def mounted(view: conf.View) -> tuple[str, ...]:
     return tuple(path for line in view.raw if line.key == rules.MOUNT and (path := rules.bound(line.value)))
 
 
-def how_passed(path: str, passed: dict[str, str]) -> str:
+def how_passed(path: str, passed: Mapping[str, str]) -> str:
     """`dev2`, `lxc.mount.entry` (of the node or of a folder it is in), or "" when it isn't passed in."""
     if path in passed:
         return passed[path]
@@ -89,11 +93,18 @@ def how_passed(path: str, passed: dict[str, str]) -> str:
     return next((rules.MOUNT for folder in folders if passed.get(folder) == rules.MOUNT), "")
 
 
-def wanted(container: Container, host: HostFacts, view: conf.View) -> Wanted:
-    """The nodes that the inventory asks for; which GPUs, when not all, is read from the configuration."""
+def wanted(
+    container: Container, host: HostFacts, view: conf.View, passed: Mapping[str, str] | None = None
+) -> Wanted:
+    """The nodes that the inventory asks for; which GPUs, when not all, is read from the configuration.
+
+    `passed`: `passed_paths(view)`, where it's known already.
+    """
+    if passed is None:
+        passed = passed_paths(view)
     extra = tuple(want(name) for name in container.devices.wanted)
     named = sorted(
-        {item.minor for path in passed_paths(view) if _is_gpu(item := want(path.removeprefix("/dev/")))}
+        {item.minor for path in passed if _is_gpu(item := want(path.removeprefix("/dev/")))}
         | {item.minor for item in extra if _is_gpu(item)}
     )
     count = container.gpus.count
@@ -164,24 +175,45 @@ class Access:
         return bool(self.how) and self.permitted
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What one section says about devices, read once: see `setup`."""
+
+    view: conf.View
+    devices: tuple[conf.Device, ...]
+    passed: Mapping[str, str]
+    """As `passed_paths` gives it."""
+    program: rules.Program
+    free: bool
+    """Whether Proxmox allows all devices, so that rules have no effect and access is by file mode."""
+
+    def access(self, items: Iterable[Want], known: Drivers, host: HostFacts) -> tuple[Access, ...]:
+        """Every wanted node whose driver is loaded, judged by this section."""
+        found = []
+        for item in items:
+            number = known.number(item, host)
+            if number is None:
+                continue
+            how = how_passed(item.path, self.passed)
+            spec = rules.read_device(self.view.values[how])[0] if how in self.view.values else None
+            if spec is not None:
+                permitted = not spec.deny_write  # CUDA opens every node to read and write
+            else:
+                permitted = self.free or self.program.allows(*number, item.path)
+            found.append(Access(item, number, how, permitted))
+        return tuple(found)
+
+
+def setup(view: conf.View) -> Setup:
+    """What a section says about devices."""
+    devices = conf.devices(view)
+    program = rules.program((line.key, line.value) for line in view.raw)
+    return Setup(view, devices, _passed(view, devices), program, conf.unprivileged(view))
+
+
 def access(view: conf.View, items: Iterable[Want], known: Drivers, host: HostFacts) -> tuple[Access, ...]:
     """Every wanted node whose driver is loaded, judged by the lines of one section."""
-    passed = passed_paths(view)
-    free = conf.unprivileged(view)  # Proxmox allows all devices there; access is by file mode
-    program = rules.program((line.key, line.value) for line in view.raw)
-    found = []
-    for item in items:
-        number = known.number(item, host)
-        if number is None:
-            continue
-        how = how_passed(item.path, passed)
-        spec = rules.read_device(view.values[how])[0] if how in view.values else None
-        if spec is not None:
-            permitted = not spec.deny_write  # CUDA opens every node to read and write
-        else:
-            permitted = free or program.allows(*number, item.path)
-        found.append(Access(item, number, how, permitted))
-    return tuple(found)
+    return setup(view).access(items, known, host)
 
 
 def foreign_majors(host: HostFacts) -> frozenset[int]:
