@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +149,18 @@ def test_no_child_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     ct_open.opened(_nodes("nvidia0"), 0.2)
     with pytest.raises(ChildProcessError):
         os.waitpid(children[0], os.WNOHANG)
+
+
+def test_a_child_that_no_signal_ends_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.kill
+    spared: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: spared.append(pid))
+    _pretend(monkeypatch, {"/dev/nvidia0": _hang})
+    began = time.monotonic()
+    assert ct_open.opened(_nodes("nvidia0"), 0.2)[0].kind is NodeKind.UNREADABLE
+    assert 0.6 < time.monotonic() - began < 3
+    real(spared[0], signal.SIGKILL)
+    os.waitpid(spared[0], 0)
 
 
 def test_the_process_that_opens_holds_none_of_our_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
