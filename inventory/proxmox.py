@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from inventory import proxmox_task
+from inventory import proxmox_config, proxmox_task
 from inventory.errors import CannotLook, Failed, Refused
 from inventory.model import Api
 from inventory.proxmox_task import Deadline
@@ -178,6 +178,24 @@ class ProxmoxApi:
     def pending(self, node: str, vmid: int) -> tuple[Mapping[str, Any], ...]:
         """One entry a key: `key`, `value`, and `pending` or `delete` where a change waits for the next start."""
         return tuple(dict(entry) for entry in self._wire.get("nodes", node, "lxc", vmid, "pending"))
+
+    def set_config(
+        self,
+        node: str,
+        vmid: int,
+        values: Mapping[str, proxmox_config.Value],
+        *,
+        delete: Iterable[str] = (),
+        digest: str,
+    ) -> proxmox_config.Written:
+        """Set and delete options of the configuration with this `digest`; booleans go as 1 and 0.
+
+        Whatever the answer, what counts is what the node has afterwards: three calls, PUT, config and pending.
+        Raises `ConfigError` before sending (raw lxc keys, no digest), `Refused` (no privilege, for `dev[n]` anyone
+        but root@pam with its password; locked; changed meanwhile; no quorum), `Failed` with Proxmox's own text,
+        `CannotLook` when the answer was lost and the change is not there.
+        """
+        return proxmox_config.put(self._wire, node, vmid, values, delete, digest)
 
     def running_tasks(self, node: str) -> tuple[TaskInfo, ...]:
         """Tasks of this node that have not ended."""

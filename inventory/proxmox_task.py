@@ -12,6 +12,12 @@ from inventory.proxmox_wire import Wire
 
 _WARNINGS = re.compile(r"WARNINGS: \d+\Z")
 _LOCKED = re.compile(r"CT is locked \((?P<by>[\w-]+)\)")
+_REFUSED = {
+    "detected modified configuration": "someone changed it meanwhile; run this again: it is read and planned anew",
+    "can't lock file": "another task is changing this container; run this again when it is done",
+    "unable to open file '/etc/pve/": "the cluster has no quorum, so nothing can be written; see `pvecm status`",
+}
+"""Proxmox's words for "nothing was done", and what to do."""
 LOG_TAIL = 10
 """Lines of a failed task's log that go into the error."""
 UNKNOWN_GRACE_S = 5.0
@@ -80,6 +86,9 @@ def failure(what: str, text: str, *, detail: tuple[str, ...] = ()) -> GpuctlErro
             hint=f"wait until the {locked['by']} has ended, then run this again; `pct unlock` only if none runs",
             detail=detail,
         )
+    for words, advice in _REFUSED.items():
+        if words in text:
+            return Refused(f"{what}: {text}", hint=advice, detail=detail)
     hint = ""
     if "no quorum" in text:
         hint = "the cluster has no quorum: bring back the other nodes; nothing can be changed until then"

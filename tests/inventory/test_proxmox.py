@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import time
 from typing import Any
 
 import pytest
@@ -133,8 +133,44 @@ class TestReads:
         assert api.quorate() is bool(value)
 
 
+class TestCalls:
+    """Each call costs a round trip of the admin's line, so none is made that was not asked for."""
+
+    def test_one_container_s_state_takes_three_calls(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+        pve.on("GET", f"{CT}/status/current", "read-lxc-stopped/01-current")
+        pve.on("GET", "/nodes/pve/tasks", scripted.data([]))
+        pve.on("GET", "/cluster/status", "read-resources/06-cluster-status")
+        api.status("pve", 200), api.running_tasks("pve"), api.quorate()
+        asked = [(request.method, request.path, request.query) for request in pve.requests]
+        assert asked == [
+            ("POST", "/access/ticket", ""),
+            ("GET", f"{CT}/status/current", ""),
+            ("GET", "/nodes/pve/tasks", "source=active"),
+            ("GET", "/cluster/status", ""),
+        ]
+
+    def test_a_token_logs_in_without_a_call(self, pve: Any, connect: Any) -> None:
+        token = {"password": "", "user": "ops@pve", "token_name": "tok", "token_value": "env:PVE_TOKEN"}
+        pve.on("GET", f"{CT}/status/current", "read-lxc-stopped/01-current")
+        connect(pve, **token).status("pve", 200)
+        assert [request.path for request in pve.requests] == [f"{CT}/status/current"]
+
+    @pytest.mark.slow
+    def test_case_32_an_answer_after_seven_seconds_is_waited_for_by_default(
+        self, pve: Any, connect: Any, scripted: Any
+    ) -> None:
+        from inventory.model import Api
+
+        recorded = scripted.recorded("read-resources/01-vm")
+        pve.on("GET", "/cluster/resources", dataclasses.replace(recorded, wait_s=7.0))
+        assert connect(pve, timeout_s=Api(url="x").timeout_s).locate(200).name == "ct200"
+        assert len(pve.asked("GET", "/cluster/resources")) == 1
+
+
 class TestTasks:
-    def test_a_start_waits_for_its_task_and_the_state(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
+    def test_case_28_a_running_task_has_no_exit_status_and_is_waited_for_and_so_is_the_state(
+        self, pve: Any, api: ProxmoxApi, scripted: Any
+    ) -> None:
         pve.on("POST", f"{CT}/status/start", "start-warnings/01-start")
         running = scripted.data({"status": "running"})
         done = scripted.data({"status": "stopped", "exitstatus": "OK"})
@@ -144,7 +180,7 @@ class TestTasks:
         assert api.start("pve", 200, timeout_s=10) == ()
         assert len(pve.asked("GET", f"{CT}/status/current")) == 2
 
-    def test_warnings_are_no_failure_and_are_told(self, pve: Any, api: ProxmoxApi) -> None:
+    def test_case_27_warnings_are_no_failure_and_are_told(self, pve: Any, api: ProxmoxApi) -> None:
         pve.on("POST", f"{CT}/status/start", "start-warnings/01-start")
         pve.on("GET", f"{STARTED['warnings']}/status", "start-warnings/02-status")
         pve.on("GET", f"{STARTED['warnings']}/log", "start-warnings/03-log")
@@ -160,6 +196,17 @@ class TestTasks:
         assert caught.value.message == "container 200 on pve: start failed: Device /dev/nvidia9 does not exist"
         assert caught.value.detail == ("TASK ERROR: Device /dev/nvidia9 does not exist",)
         assert "nvidia-modprobe" in caught.value.hint
+
+    @pytest.mark.parametrize("exitstatus", ["WARNINGS: x", "WARNINGS: 1 ", "unexpected status", "ok", ""])
+    def test_case_27_only_ok_and_a_number_of_warnings_are_success(
+        self, pve: Any, api: ProxmoxApi, scripted: Any, exitstatus: str
+    ) -> None:
+        pve.on("POST", f"{CT}/status/start", "start-warnings/01-start")
+        done = scripted.data({"status": "stopped", "exitstatus": exitstatus})
+        pve.on("GET", f"{STARTED['warnings']}/status", done)
+        pve.on("GET", f"{STARTED['warnings']}/log", "start-warnings/03-log")
+        with pytest.raises(Failed, match="start failed: " + (exitstatus or "the task gave no exit status")):
+            api.start("pve", 200, timeout_s=10)
 
     def test_a_backup_lock_is_a_refusal(self, pve: Any, api: ProxmoxApi) -> None:
         pve.on("POST", f"{CT}/status/start", "start-locked/01-start")
@@ -239,42 +286,3 @@ class TestTasks:
         pve.on("GET", f"{CT}/status/current", "read-lxc-stopped/01-current")
         with pytest.raises(Failed, match="ended well, but it is still stopped"):
             api.start("pve", 200, timeout_s=0.5)
-
-
-class TestLostAnswer:
-    @pytest.fixture(params=["dropped", "596", "late"])
-    def lost(self, request: pytest.FixtureRequest, scripted: Any) -> Any:
-        return {
-            "dropped": scripted.DROP,
-            "596": scripted.Reply(596, "Connection timed out"),
-            "late": scripted.Reply(wait_s=2.5),
-        }[request.param]
-
-    def test_the_task_is_found_again_and_the_call_not_repeated(
-        self, pve: Any, connect: Any, scripted: Any, lost: Any
-    ) -> None:
-        api = connect(pve, timeout_s=1.0)
-        upid = STARTED["warnings"].removeprefix("/nodes/pve/tasks/")
-        pve.on("POST", f"{CT}/status/start", lost)
-        old = {"upid": "UPID:old", "type": "vzstart", "starttime": time.time() - 100}
-        new = {"upid": upid, "type": "vzstart", "starttime": int(time.time()) + 1}
-        pve.on("GET", "/nodes/pve/tasks", scripted.data([old, new]))
-        pve.on("GET", f"{STARTED['warnings']}/status", scripted.data({"status": "stopped", "exitstatus": "OK"}))
-        pve.on("GET", f"{CT}/status/current", "read-lxc-list/03-current")
-        assert api.start("pve", 200, timeout_s=10) == ()
-        assert len(pve.asked("POST", f"{CT}/status/start")) == 1
-
-    def test_without_a_task_the_wanted_state_is_enough(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
-        pve.on("POST", f"{CT}/status/start", scripted.DROP)
-        pve.on("GET", "/nodes/pve/tasks", scripted.data([]))
-        pve.on("GET", f"{CT}/status/current", "read-lxc-list/03-current")
-        assert api.start("pve", 200, timeout_s=10) == ()
-        assert len(pve.asked("POST", f"{CT}/status/start")) == 1
-
-    def test_without_a_task_and_the_state_it_is_unknown(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
-        pve.on("POST", f"{CT}/status/start", scripted.DROP)
-        pve.on("GET", "/nodes/pve/tasks", scripted.data([]))
-        pve.on("GET", f"{CT}/status/current", "read-lxc-stopped/01-current")
-        with pytest.raises(CannotLook, match="the answer to start was lost"):
-            api.start("pve", 200, timeout_s=10)
-        assert len(pve.asked("POST", f"{CT}/status/start")) == 1
