@@ -220,3 +220,20 @@ def test_without_a_digest_proxmox_would_not_check_so_nothing_is_sent(root: Path,
     with pytest.raises(ConfigError, match="no SHA-1"):
         change_job.pct_set({"vmid": 200, "digest": digest, "set": {"dev0": UVM}}, ignore)
     assert not (root / "argv.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "written"),
+    [('echo "Plugin X is implementing an older storage API" >&2; exit 0', True), ("exit 255", False)],
+)
+def test_case_30_words_on_stderr_are_no_failure_and_silence_is_no_success(
+    root: Path, body: str, written: bool
+) -> None:
+    _conf(root, BASE)
+    change = f'echo "dev0: {UVM}" >> "$GPUCTL_ROOT/etc/pve/lxc/200.conf"\n' if written else ""
+    (root / "bin/pct").write_text(f"#!/bin/sh\n{change}{body}\n")
+    if written:
+        assert _set(root, dev0=UVM)["text"] == "Plugin X is implementing an older storage API"
+    else:
+        with pytest.raises(Failed, match="exit status 255 and did not write dev0"):
+            _set(root, dev0=UVM)
