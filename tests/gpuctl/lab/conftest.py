@@ -1,8 +1,10 @@
-"""Running labs for tests: on free ports, in a folder of their own, in both ways of keeping processes apart."""
+"""Running labs for tests: on free ports, in a folder of their own, in each way of keeping processes apart."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +13,27 @@ from typing import Any
 
 import pytest
 
-from gpuctl.lab import manage, namespaces
+from gpuctl.lab import manage, namespaces, real
 from gpuctl.lab.state import LabDir, LabInfo, open_dir
+from inventory.errors import Refused
 
+_LOOK = """
+import errno, json, os, stat, sys
+def look(path):
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    if not stat.S_ISCHR(found.st_mode):
+        return "file" if stat.S_ISREG(found.st_mode) else "other"
+    number = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return f"{number} {stat.S_IMODE(found.st_mode):04o} opens"
+    except OSError as error:
+        return f"{number} {stat.S_IMODE(found.st_mode):04o} {errno.errorcode[error.errno]}"
+print(json.dumps([look(path) for path in sys.argv[1:]]))
+"""
 FREE_PORTS = {"api": 0, "ssh": 0, "hub": 0, "engine": 0}
 
 
@@ -60,11 +80,27 @@ class Client:
         assert ran.rc == 0, f"{line}: {ran}"
         return ran.out
 
+    def look(self, *names: str, inside: bool = True) -> list[str]:
+        """What /dev/NAME is to a process that opens it: `195:0 0666 opens`, `... EPERM`, `file` or `ENOENT`."""
+        words = ["python3", "-c", _LOOK, *(f"/dev/{name}" for name in names)]
+        found = json.loads(self.ok(shlex.join([*(("pct", "exec", "200", "--") if inside else ()), *words])))
+        assert isinstance(found, list)
+        return found
+
+    def uvm_major(self) -> str:
+        """The major of nvidia-uvm, empty when it is not loaded."""
+        return self.run("grep nvidia-uvm /proc/devices").out.partition(" nvidia")[0].strip()
+
     def close(self) -> None:
         self.ssh.close()
 
 
 def _require(isolation: str) -> None:
+    if isolation == "lxc":
+        try:
+            real.require()
+        except Refused as error:
+            pytest.skip(str(error))
     environ = {name: value for name, value in os.environ.items() if name != "GPUCTL_LAB_ISOLATION"}
     if isolation == "namespaces" and namespaces.isolation(environ) != "namespaces":
         pytest.skip("this user may not make namespaces here")
@@ -79,9 +115,9 @@ def _start(folder: Path, isolation: str) -> LabDir:
     return lab
 
 
-@pytest.fixture(scope="module", params=["namespaces", "plain"])
+@pytest.fixture(scope="module", params=["namespaces", "plain", pytest.param("lxc", marks=pytest.mark.root)])
 def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabDir]:
-    """A running lab, shared by the tests of a module; once in namespaces, once without."""
+    """A running lab, shared by the tests of a module: in namespaces, without, and (level 1) of real nodes and LXC."""
     made = open_dir(tmp_path_factory.mktemp("lab") / "state")
     try:
         yield _start(made.root, request.param)

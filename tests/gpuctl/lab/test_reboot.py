@@ -15,17 +15,13 @@ from gpuctl.lab.state import LabDir
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 
-def _uvm_major(client: Any) -> str:
-    return client.run("grep nvidia-uvm /proc/devices").out.partition(" nvidia")[0].strip()
-
-
 def test_the_first_start_is_a_machine_set_up_right(lab: LabDir, client: Any) -> None:
     if manage.running(lab).boot_count != 1:
         pytest.skip("another test rebooted this lab")
-    assert _uvm_major(client) == "511"
-    node = "lab-node c 511:0 mode=0666 uid=0 gid=0\n"
-    assert client.ok("cat /dev/nvidia-uvm; pct exec 200 -- cat /dev/nvidia-uvm") == node * 2
-    assert "c 511:* rwm" in client.ok("pct exec 200 -- cat /run/lab-device-rules").splitlines()
+    assert client.uvm_major() == "511"
+    for inside in (False, True):
+        found = client.look("nvidia-uvm", "nvidia-uvm-tools", "nvidia7", inside=inside)
+        assert found == ["511:0 0666 opens", "511:1 0666 opens", "195:7 0666 opens"]
     assert client.ok("pct exec 200 -- ls /dev/shm") == ""
 
 
@@ -49,12 +45,12 @@ def test_a_reboot_drops_connections_and_changes_the_boot(lab: LabDir, connect: A
 def test_after_a_reboot_cuda_cannot_work_in_the_container(lab: LabDir, connect: Any) -> None:
     first = connect(lab)
     first.ok("nvidia-modprobe -u -c 0; touch /dev/shm/weights; pct exec 200 -- touch /dev/shm/weights")
-    major = _uvm_major(first)
+    major = first.uvm_major()
 
     manage.reboot(lab)
 
     client = connect(lab)
-    assert _uvm_major(client) == ""
+    assert client.uvm_major() == ""
     assert client.ok("ls /dev/shm; pct exec 200 -- ls /dev/shm") == ""
     nodes = {path.rpartition("/")[2] for path in client.ok("ls -d /dev/nvidia*").split()}
     assert nodes == {f"nvidia{index}" for index in range(8)} | {"nvidiactl"}
@@ -64,7 +60,8 @@ def test_after_a_reboot_cuda_cannot_work_in_the_container(lab: LabDir, connect: 
         "regular empty file 0",
     ]
     client.ok("nvidia-modprobe -u -c 0")
-    assert {major, _uvm_major(client)} == {"511", "509"}
+    assert major != client.uvm_major()
+    assert {major, client.uvm_major()} <= {"511", "509", "203"}
     assert f"{major} nvidia-uvm" not in client.ok("cat /proc/devices")
     assert [line for line in client.ok("cat /proc/devices").splitlines() if line.startswith(major)]
 
@@ -73,12 +70,13 @@ def test_container_is_right_after_module_rules_and_restart(lab: LabDir, connect:
     manage.reboot(lab)
     client = connect(lab)
     client.ok("nvidia-modprobe -u -c 0")
-    major = _uvm_major(client)
+    major = client.uvm_major()
 
-    client.ok(f"sed -i 's/allow: c 5[01][0-9]:/allow: c {major}:/' /etc/pve/lxc/200.conf; pct reboot 200")
+    client.ok(
+        f"sed -i '/allow: c 195/!s/allow: c [0-9]*:/allow: c {major}:/' /etc/pve/lxc/200.conf; pct reboot 200"
+    )
 
-    assert client.ok("pct exec 200 -- cat /dev/nvidia-uvm-tools").startswith(f"lab-node c {major}:1 ")
-    assert f"c {major}:* rwm" in client.ok("pct exec 200 -- cat /run/lab-device-rules").splitlines()
+    assert client.look("nvidia-uvm", "nvidia-uvm-tools") == [f"{major}:0 0666 opens", f"{major}:1 0666 opens"]
 
 
 def test_a_made_up_result_of_the_earlier_boot_lies_about(lab: LabDir, connect: Any) -> None:
@@ -153,3 +151,33 @@ def test_a_ticket_outlives_the_reboot_and_its_connection_does_not(lab: LabDir) -
         after = session.get(f"{base}/nodes/pve/status", headers=cookie, timeout=10)
         assert after.status_code == 200
         assert after.json()["data"]["uptime"] <= before + 4
+
+
+_UNIT = """[Unit]
+Before=pve-guests.service
+[Service]
+Type=oneshot
+ExecStart=-/no/such/program
+ExecStart=nvidia-modprobe -u -c 0
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def test_an_enabled_unit_that_comes_before_the_guests_makes_the_nodes_in_time(lab: LabDir, connect: Any) -> None:
+    client, unit = connect(lab), "gpuctl-devices.service"
+    client.ok(f"cat > /etc/systemd/system/{unit} && systemctl daemon-reload", _UNIT.encode())
+    assert client.run(f"systemctl is-enabled {unit}").out == "disabled\n"
+    client.ok(f"systemctl enable {unit}")
+    assert client.ok(f"systemctl is-enabled {unit}") == "enabled\n"
+    try:
+        manage.reboot(lab)
+        client = connect(lab)
+        assert client.uvm_major()
+        assert client.look("nvidia-uvm")[0].startswith(f"{client.uvm_major()}:0 0666 ")
+    finally:
+        client.ok(f"systemctl disable {unit} && rm /etc/systemd/system/{unit}")
+
+    manage.reboot(lab)
+
+    assert connect(lab).look("nvidia-uvm") == ["file"]
