@@ -171,8 +171,7 @@ def _causes(scout: Any, container: Any, previews: tuple[Preview, ...]) -> tuple[
         inside = scout.inside()
     except CannotLook:
         inside = None
-    started = host.now_s - guest.uptime_s if guest.uptime_s else None
-    return diagnose(ct_name(container.vmid), host, container, inside, guest=guest, started_s=started)
+    return diagnose(ct_name(container.vmid), host, container, inside, guest=guest)
 
 
 def _say(
@@ -182,7 +181,15 @@ def _say(
     blocked = next((p.blocked for p in previews if p.blocked), None)
     if as_json:
         listed = [
-            {"id": str(c.id), "text": c.text, "evidence": list(c.evidence), "follows": c.follows} for c in told
+            {
+                "id": str(c.id),
+                "text": c.text,
+                "evidence": list(c.evidence),
+                "follows": c.follows,
+                "note": c.note,
+                "hint": c.hint,
+            }
+            for c in told
         ]
         print_json(
             {"container": name, "lab": lab, "causes": listed, "stages": [preview_json(p) for p in previews]}
@@ -200,11 +207,14 @@ def _say(
 
 def _say_causes(causes: tuple[Cause, ...]) -> None:
     for number, cause in enumerate(causes):
-        click.echo(f"{'cause' if number == 0 else 'also'}: {cause.text}")
+        label = "note" if cause.note else "also" if number else "cause"
+        click.echo(f"{label}: {cause.text}")
         for line in cause.evidence:
             click.echo(f"  seen: {line}")
         if cause.follows:
             click.echo(f"  so: {cause.follows}")
+        if cause.hint:
+            click.echo(f"  do: {cause.hint}")
 
 
 @devices.command(help="Make the changes that 'plan' shows.", epilog=EXIT_CODES)

@@ -13,7 +13,6 @@ from inventory.model import Container
 from provision.devices import conf, diagnose, edits, plan, prepare, rules, wanted
 from provision.devices.doors import Consent, ct_name, locked, version
 from provision.devices.facts import CtFacts, HostFacts, NodeKind
-from provision.devices.host_stage import ON_HOST
 from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName
 
@@ -96,7 +95,8 @@ class DevicesStage:
         kind = "unprivileged" if document.unprivileged else "privileged"
         lines = [f"{ct_name(self._vmid)} is {kind}; {len(mine)} NVIDIA nodes are passed in by {style}"]
         found = diagnose.diagnose(ct_name(self._vmid), facts.host, self._container)
-        return (*lines, *(cause.text for cause in found if cause.id not in ON_HOST))
+        told = (cause.text for cause in found if cause.id not in diagnose.ON_HOST and not cause.note)
+        return (*lines, *told)
 
     def plan(self, facts: DevicesView) -> Plan:
         document = conf.parse(facts.host.conf.text)

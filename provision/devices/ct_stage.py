@@ -85,12 +85,14 @@ class ContainerStage:
         lines = [
             f"{name} is running; {len(items) - len(bad)} of {len(items)} device nodes inside are right and open"
         ]
-        return (*lines, *(cause.text for cause in self._causes(facts)))
+        told = {cause.id for cause in diagnose.diagnose(name, facts.host, self._container)}  # by the stages before
+        return (*lines, *(cause.text for cause in self._causes(facts) if cause.id not in told))
 
     def _causes(self, facts: CtView) -> tuple[diagnose.Cause, ...]:
-        uptime = facts.guest.uptime_s
-        started = facts.host.now_s - uptime if uptime else None
-        return diagnose.diagnose(ct_name(self._vmid), facts.host, self._container, facts.inside, started_s=started)
+        """What is wrong with the running container, the root first."""
+        name = ct_name(self._vmid)
+        found = diagnose.diagnose(name, facts.host, self._container, facts.inside, guest=facts.guest)
+        return tuple(cause for cause in found if not cause.note)
 
     def plan(self, facts: CtView) -> Plan:
         name = ct_name(self._vmid)
@@ -139,12 +141,12 @@ class ContainerStage:
         hidden = [facts.inside.node(item.path) for item in self._items(facts.host)] if facts.inside else []
         if unseen := [str(node) for node in hidden if node.kind is NodeKind.UNREADABLE]:
             return CannotLook(f"in {ct_name(self._vmid)} {'; '.join(unseen)}")
-        causes = {cause.id: cause for cause in self._causes(facts)}
-        for cause in (diagnose.CauseId.GPU_FAULT, diagnose.CauseId.LIBRARY_VERSION):
-            if cause in causes:
-                return Failed(causes[cause].text, detail=causes[cause].evidence)
+        causes = self._causes(facts)
+        for cause in causes:
+            if cause.id in diagnose.RESTART_USELESS:
+                return cause.error()
         if bad and facts.restarted:
-            said = tuple(cause.text for cause in causes.values()) or tuple(bad.values())
+            said = tuple(cause.text for cause in causes) or tuple(bad.values())
             return Failed(
                 f"{ct_name(self._vmid)} was restarted and still can't use {', '.join(bad)}: {said[0]}",
                 hint="`gpuctl devices facts` shows everything that was read",

@@ -87,9 +87,11 @@ def _pick(nodes: tuple[Node, ...], path: str) -> Node:
     for node in nodes:
         if node.path == path:
             return node
-    # Both jobs list every /dev/nvidia*, so one that is missing there was looked for.
+    # Both jobs list every /dev/nvidia*, so one that is missing there was looked for: unless its folder hid it.
     if path.startswith("/dev/nvidia"):
-        return Node(path, NodeKind.ABSENT)
+        folder = path.rpartition("/")[0]
+        hidden = next((n for n in nodes if n.path == folder and n.kind is NodeKind.UNREADABLE), None)
+        return Node(path, NodeKind.UNREADABLE, why=hidden.why) if hidden else Node(path, NodeKind.ABSENT)
     return Node(path, NodeKind.UNREADABLE, why="not looked at")
 
 

@@ -12,10 +12,6 @@ from provision.devices.facts import HostFacts
 from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName
 
-ON_HOST = frozenset(
-    {diagnose.CauseId.DRIVER_NOT_LOADED, diagnose.CauseId.DRIVER_NOT_BUILT, diagnose.CauseId.HOST_NODE}
-)
-
 
 def summary(host: HostFacts, container: Container) -> str:
     """The host's numbers in one line."""
@@ -53,7 +49,7 @@ class HostStage:
 
     def describe(self, facts: HostView) -> tuple[str, ...]:
         found = diagnose.diagnose(ct_name(self._vmid), facts.host, self._container)
-        told = (cause.text for cause in found if cause.id in ON_HOST)
+        told = (cause.text for cause in found if cause.id in diagnose.ON_HOST and not cause.note)
         return (summary(facts.host, self._container), *told)
 
     def plan(self, facts: HostView) -> Plan:
@@ -63,7 +59,7 @@ class HostStage:
             made.steps,
             made.blocked,
             later if made.steps and made.blocked is None else (),
-            tuple(getattr(made, "warnings", ())),
+            made.warnings,
         )
 
     def apply(self, step: prepare.Prepare, emit: Emit) -> str:

@@ -11,7 +11,10 @@ from provision.devices.facts import Content, HostFacts
 
 LEFT_OUT: Final = "(left out)"
 
-_WORD: Final = re.compile(r"(?i)([^\s=]*(?:pass|secret|token|key|auth)[^\s=]*)=\S+")
+_SHOWN: Final = re.compile(
+    r"(?i)(nvidia|nouveau|vfio|iommu|pci|module|modprobe|blacklist|lockdown|efi|hugepage|mitigations)"
+)
+"""Words of the kernel's command line that a diagnosis needs; others may hold an address with its password."""
 
 
 def configuration(text: str) -> str:
@@ -22,7 +25,9 @@ def configuration(text: str) -> str:
         body = line.body
         if line.kind is conf.Kind.COMMENT:
             body = f"#{LEFT_OUT}"
-        elif line.kind is conf.Kind.MALFORMED and "nvidia" not in body and "lxc." not in body:
+        elif line.kind is conf.Kind.MALFORMED and not any(
+            word in body for word in ("lxc.cgroup", "lxc.mount", "/dev/")
+        ):
             # Often the rest of a comment that lost its `#`; that there is such a line still matters.
             body = f"?{LEFT_OUT}"
         elif line.key == "description" or line.key.startswith("lxc.environment"):
@@ -31,9 +36,10 @@ def configuration(text: str) -> str:
     return "".join(out)
 
 
-def words(content: Content) -> Content:
-    """A text without the values of words such as `password=...`."""
-    return replace(content, text=_WORD.sub(rf"\1={LEFT_OUT}", content.text))
+def command_line(content: Content) -> Content:
+    """The kernel's command line without the words that say nothing about GPUs."""
+    shown = [word if _SHOWN.search(word.partition("=")[0]) else LEFT_OUT for word in content.text.split()]
+    return replace(content, text=" ".join(shown))
 
 
 def host(facts: HostFacts) -> HostFacts:
@@ -41,7 +47,6 @@ def host(facts: HostFacts) -> HostFacts:
     return replace(
         facts,
         conf=replace(facts.conf, text=configuration(facts.conf.text)),
-        cmdline=words(facts.cmdline),
-        kernel_log=words(facts.kernel_log),
+        cmdline=command_line(facts.cmdline),
         extra={},
     )
