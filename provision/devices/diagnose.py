@@ -1,48 +1,27 @@
-"""Why a container can't use its GPUs: causes in the user's words, each with its evidence. Pure."""
+"""Why a container can't use its GPUs: one root cause first, in the user's words, with what follows from it. Pure."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import replace
 
 from inventory.model import Container
-from provision.devices import conf, predict, prepare, rules, stale, wanted
-from provision.devices.facts import CtFacts, HostFacts, Node, NodeKind
+from provision.devices import (
+    causes_conf,
+    causes_host,
+    causes_inside,
+    causes_nodes,
+    causes_sections,
+    conf,
+    driver,
+    lacking,
+    wanted,
+)
+from provision.devices.cause import ON_HOST, RESTART_USELESS, Cause, CauseId, Scene, root, several
+from provision.devices.facts import CtFacts, GuestFacts, HostFacts, NodeKind, State
 
+__all__ = ["ON_HOST", "RESTART_USELESS", "Cause", "CauseId", "diagnose", "driver_version", "root"]
 
-class CauseId(StrEnum):
-    """Stable names of causes."""
-
-    DRIVER_NOT_LOADED = "driver-not-loaded"
-    DRIVER_NOT_BUILT = "driver-not-built"
-    HOST_NODE = "host-node"
-    STALE_RULE = "stale-rule"
-    STRANGER_RULE = "stranger-rule"
-    MISSING_RULE = "missing-rule"
-    NOT_PASSED_IN = "not-passed-in"
-    LEGACY_KEY = "legacy-key"
-    STRAY_LINE = "stray-line"
-    PENDING_REPLACES = "pending-replaces"
-    MALFORMED_LINE = "malformed-line"
-    WILL_NOT_START = "will-not-start"
-    STARTED_TOO_EARLY = "started-too-early"
-    REGULAR_FILE = "regular-file"
-    WRONG_NUMBER = "wrong-number"
-    DENIED = "denied"
-    OWNER_OR_MODE = "owner-or-mode"
-    GPU_FAULT = "gpu-fault"
-    LIBRARY_VERSION = "library-version"
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One thing that is wrong: a sentence, and the lines it was read from."""
-
-    id: CauseId
-    text: str
-    evidence: tuple[str, ...] = ()
+driver_version = driver.version
 
 
 def diagnose(
@@ -51,220 +30,138 @@ def diagnose(
     container: Container,
     inside: CtFacts | None = None,
     *,
+    guest: GuestFacts | None = None,
     started_s: float | None = None,
 ) -> tuple[Cause, ...]:
-    """Causes, the root first. `started_s`: when the container was started, seconds since the epoch."""
-    known = wanted.drivers(host)
-    if known is None:
-        return ()
+    """Causes, the root first, notes last. `started_s`: when the container was started, seconds since the epoch.
+
+    The order is that of the dependence: what could not be looked at, host, configuration, running container. What only
+    follows from a cause is said in its `follows`. A cause with `note` breaks nothing.
+    """
+    if started_s is None and guest is not None and guest.uptime_s > 0:
+        started_s = host.now_s - guest.uptime_s
+    known = wanted.drivers(host) or wanted.Drivers({}, {})
     document = conf.parse(host.conf.text)
     goal = wanted.wanted(container, host, document.main)
-    scene = _Scene(name, host, document, known, goal.nodes, inside, started_s)
-    found = [*_host(scene), *_configuration(scene), *_sections(scene)]
-    if inside is not None:
-        found += _inside(scene, inside, found)
-    return tuple(found)
+    scene = Scene(name, host, document, known, goal, container.gpus.count, inside, guest, started_s)
+    found = [*_unseen(scene)]
+    if host.proc_devices.state is State.PRESENT:
+        found += _judged(scene)
+    found += _around(scene, broken=any(not cause.note for cause in found))
+    found = list(dict.fromkeys(found))
+    return (*(cause for cause in found if not cause.note), *(cause for cause in found if cause.note))
 
 
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    name: str
-    host: HostFacts
-    document: conf.Document
-    known: wanted.Drivers
-    items: tuple[wanted.Want, ...]
-    inside: CtFacts | None
-    started_s: float | None
+def _unseen(scene: Scene) -> list[Cause]:
+    """What could not be looked at; none of it is ever taken for good."""
+    host, name, found = scene.host, scene.name, []
+    others = [owner for owner in host.owners if owner != host.nodename]
+    if host.proc_devices.state is not State.PRESENT:
+        why = host.proc_devices.why or host.proc_devices.state
+        found.append(Cause(CauseId.NOT_LOOKED, f"/proc/devices of the host can't be read: {why}"))
+    if host.conf.state is State.UNREADABLE:
+        text = f"{host.conf_path} can't be read: {host.conf.why}"
+        found.append(Cause(CauseId.NOT_LOOKED, text, hint="gpuctl must be root on the host"))
+    if len(host.owners) > 1:
+        text = (
+            f"{several(host.owners)} each have a configuration of {name}: a VMID must be there once in a cluster"
+        )
+        found.append(Cause(CauseId.TWO_OWNERS, text, hint="remove the copy on the node that does not run it"))
+    elif others and host.nodename:
+        text = f"{name} lives on node {others[0]}, and this is {host.nodename}"
+        found.append(Cause(CauseId.OTHER_NODE, text, hint="name the right host in the inventory"))
+    elif host.conf.state is State.ABSENT:
+        text = f"{name} has no configuration at {host.conf_path} on this host"
+        hint = "it lives on another node, or its VMID in the inventory is wrong"
+        found.append(Cause(CauseId.NO_CONFIGURATION, text, hint=hint))
+    if scene.document.fatal:
+        text = f"Proxmox itself can't read {host.conf_path}: {scene.document.fatal}"
+        found.append(Cause(CauseId.PROXMOX_CANNOT_READ, text, hint="correct that line by hand"))
+    return found
 
-    @property
-    def kind(self) -> str:
-        return "unprivileged" if self.document.unprivileged else "privileged"
 
-
-def _host(scene: _Scene) -> Iterator[Cause]:
+def _judged(scene: Scene) -> list[Cause]:
+    """Host, configuration, container, in the order of their dependence."""
     host = scene.host
     if "nvidia" not in scene.known.majors:
-        module = host.module("nvidia")
-        if module is not None and module.on_disk is False:
-            yield Cause(CauseId.DRIVER_NOT_BUILT, f"the NVIDIA module is not built for kernel {host.kernel}")
-        else:
-            yield Cause(CauseId.DRIVER_NOT_LOADED, "the NVIDIA driver is not loaded on the host")
-        return
-    for driver in dict.fromkeys(item.driver for item in scene.items if item.driver):
-        if driver not in scene.known.majors:
-            yield Cause(
-                CauseId.DRIVER_NOT_LOADED,
-                f"{driver} is not loaded on the host: it is loaded when first used, not at boot",
-                (f"/proc/devices has no {driver}",),
-            )
-    broken = [
-        (item, bad)
-        for item in scene.items
-        if (scene.known.number(item, host) is not None or not item.driver)
-        and (bad := prepare.wrong(item, scene.known, host, scene.document))
+        found = list(causes_host.why_not_loaded(host))
+        missing = {item.path for item in scene.items if item.driver}
+    else:
+        faults = causes_nodes.broken(scene)
+        found = [*causes_nodes.gpus(scene), *causes_nodes.causes(scene, faults)]
+        missing = {bad.item.path for bad in faults}
+    if host.conf.state is not State.PRESENT or scene.document.fatal:
+        return found
+    found += causes_conf.causes(scene)
+    if scene.inside is not None:
+        found = _with_inside(scene, scene.inside, found, missing)
+    found = list(causes_sections.will_not_start(scene, found, frozenset(missing)))
+    found += [
+        cause for cause in (causes_host.peer_to_peer(host), causes_host.older_module(host, broken=False)) if cause
     ]
-    for bad in prepare.reasons(broken):
-        evidence = tuple(str(host.node(item.path)) for item, _ in broken)
-        yield Cause(CauseId.HOST_NODE, f"on the host {bad}", evidence)
+    return _once(found)
 
 
-def _configuration(scene: _Scene) -> Iterator[Cause]:
-    view, name = scene.document.main, scene.name
-    access = wanted.access(view, scene.items, scene.known, scene.host)
-    denied = [found for found in access if not found.permitted]
-    raw = stale.has_raw_nvidia(view)
-    old = () if scene.document.unprivileged else stale.stale(view, scene.host, scene.known, raw=raw)
-    explained: set[int] = set()
-    for entry in old:
-        evidence = (f"line {entry.number}: {entry.key}: {entry.rule}",)
-        gone = next((f for f in denied if f.number[0] not in explained and f.item.driver != "nvidia"), None)
-        if gone is not None:
-            explained.add(gone.number[0])
-            yield Cause(
-                CauseId.STALE_RULE,
-                f"{gone.item.driver} moved from {entry.rule.major} to {gone.number[0]} at this boot; {name} is "
-                f"privileged and still allows {entry.rule.major}: CUDA gets EPERM",
-                (*evidence, f"/proc/devices: {gone.number[0]} {gone.item.driver}"),
-            )
-        if entry.owner:
-            yield Cause(
-                CauseId.STRANGER_RULE,
-                f"{name} is allowed {entry.rule.major}, which belongs to {entry.owner} now",
-                evidence,
-            )
-    for line in view.raw:
-        if line.key in (rules.LEGACY_ALLOW, rules.LEGACY_DENY):
-            text = f"{line.key} is a cgroup v1 key: on this host it is ignored (`{line.value}`)"
-            yield Cause(CauseId.LEGACY_KEY, text, (f"line {line.number}",))
-    for found in denied:
-        if found.number[0] not in explained:
-            explained.add(found.number[0])
-            major, minor = found.number
-            text = f"no device rule of {name} allows {found.item.name} ({major}:{minor}): opening it gets EPERM"
-            yield Cause(CauseId.MISSING_RULE, text)
-    absent = [found.item.name for found in access if not found.how]
-    if absent:
-        yield Cause(CauseId.NOT_PASSED_IN, f"{', '.join(absent)} is not passed into {name}")
+def _with_inside(scene: Scene, inside: CtFacts, found: list[Cause], missing: set[str]) -> list[Cause]:
+    """What is wrong inside is a cause of its own only where nothing before explains it."""
+    names = {item.name for item in scene.items if item.path in missing}
+    seen = [inside.node(path) for path in sorted(missing)]
+    bad = tuple(f"in {scene.name}: {node}" for node in seen if node.kind is not NodeKind.CHAR or node.opened)
+    if bad:
+        at = next((n for n, cause in enumerate(found) if cause.id in _MAKES_NODES_WRONG and not cause.note), None)
+        if at is not None:
+            found[at] = found[at].with_evidence(*bad)
+    left = lacking.lacking(scene)
+    names |= {entry.item.name for entry in left.absent}
+    names |= {e.item.name for e in left.denied if inside.node(e.item.path).opened == "EPERM"}
+    forbids = [
+        cause for cause in found if cause.id in (CauseId.DENY_RULE, CauseId.NO_TARGET, CauseId.GPU_EXCLUDED)
+    ]
+    names |= {i.name for i in scene.items if any(_speaks_of(cause, i.name) for cause in forbids if not cause.note)}
+    return [*found, *causes_inside.causes(scene, inside, frozenset(names))]
 
 
-def _sections(scene: _Scene) -> Iterator[Cause]:
-    document, name = scene.document, scene.name
-    for line in document.lines:
-        about = "nvidia" in line.body or "cgroup" in line.body
-        if line.kind is conf.Kind.MALFORMED and about:
-            text = f"line {line.number} of {name}'s configuration is malformed and has no effect"
-            yield Cause(CauseId.MALFORMED_LINE, text, (line.body.strip(),))
-    if document.pending is not None and document.pending.raw:
-        lines = tuple(f"line {line.number}: {line.key}: {line.value}" for line in document.pending.raw)
-        yield Cause(
-            CauseId.PENDING_REPLACES,
-            f"[pve:pending] of {name} holds lxc lines: its next start replaces all of the main section's by them",
-            lines,
-        )
-    if not document.main.raw:
-        # Lines in a snapshot are normal copies as long as the main section has its own.
-        for snapshot, view in document.snapshots.items():
-            stray = [line for line in view.raw if line.key in (rules.ALLOW, rules.MOUNT)]
-            if stray and any("nvidia" in line.value or " 195:" in line.value for line in stray):
-                evidence = tuple(f"line {line.number}: {line.key}: {line.value}" for line in stray)
-                text = f"device lines stand in snapshot [{snapshot}] only: they have no effect on {name}"
-                yield Cause(CauseId.STRAY_LINE, text, evidence)
-    for text in predict.obstacles(document, scene.host):
-        yield Cause(CauseId.WILL_NOT_START, f"{name} will not start: {text}")
+_MAKES_NODES_WRONG = ON_HOST | {CauseId.OWNER_OR_MODE}
 
 
-def _inside(scene: _Scene, inside: CtFacts, before: Iterable[Cause]) -> Iterator[Cause]:
-    said = {cause.id for cause in before}
-    found: dict[CauseId, list[Node]] = {}
-    for item in scene.items:
-        number = scene.known.number(item, scene.host)
-        if number is None or scene.host.node(item.path).kind is not NodeKind.CHAR:
+def _speaks_of(cause: Cause, name: str) -> bool:
+    words = cause.text.replace(",", " ").replace(":", " ").replace("(", " ").replace(")", " ").split()
+    return name in words
+
+
+def _once(found: list[Cause]) -> list[Cause]:
+    """One cause of a kind that stands for the whole host or container: the fuller one, in the place of the first."""
+    single = {CauseId.WRONG_FLAVOUR, CauseId.MODULE_OLDER, CauseId.GPU_EXCLUDED}
+    result: list[Cause] = []
+    for cause in found:
+        at = next((n for n, old in enumerate(result) if old.id is cause.id and cause.id in single), None)
+        if at is None:
+            result.append(cause)
             continue
-        node = inside.node(item.path)
-        kind = _fault(node, number)
-        passed = wanted.how_passed(item.path, wanted.passed_paths(scene.document.main))
-        if kind is CauseId.STARTED_TOO_EARLY and not passed:
-            continue  # said already: it isn't passed in
-        if kind is CauseId.DENIED and said & {CauseId.STALE_RULE, CauseId.MISSING_RULE}:
-            continue  # said already: the rule
-        if kind is not None:
-            found.setdefault(kind, []).append(node)
-    for kind, nodes in found.items():
-        yield _told(scene, kind, nodes)
-    yield from _libraries(scene, inside)
+        both = result[at].leads_to(cause.follows).with_evidence(*cause.evidence)
+        result[at] = replace(both, note=both.note and cause.note)
+    return result
 
 
-def _fault(node: Node, number: tuple[int, int]) -> CauseId | None:
-    """What kind of thing is wrong with a node inside; None when nothing is, or it could not be looked at."""
-    if node.kind is NodeKind.ABSENT:
-        return CauseId.STARTED_TOO_EARLY
-    if node.kind is NodeKind.UNREADABLE:
-        return None
-    if node.kind is not NodeKind.CHAR:
-        return CauseId.REGULAR_FILE
-    if node.number != number:
-        return CauseId.WRONG_NUMBER
-    return {
-        "EPERM": CauseId.DENIED,
-        "EACCES": CauseId.OWNER_OR_MODE,
-        "EIO": CauseId.GPU_FAULT,
-        "ENODEV": CauseId.GPU_FAULT,
-        "ENXIO": CauseId.GPU_FAULT,
-    }.get(node.opened or "")
-
-
-def _told(scene: _Scene, kind: CauseId, nodes: list[Node]) -> Cause:
-    """One cause for all nodes with the same fault."""
-    name, first = scene.name, nodes[0]
-    which = ", ".join(node.path.removeprefix("/dev/") for node in nodes)
-    verb = "is" if len(nodes) == 1 else "are"
-    early = f"{name} was started before {which} existed on the host"
-    text = {
-        CauseId.STARTED_TOO_EARLY: early,
-        CauseId.REGULAR_FILE: f"{early}: a plain file was left there instead, which opens without an error",
-        CauseId.WRONG_NUMBER: f"{which} in {name} {verb} made for {first.major}, which the driver does not have now",
-        CauseId.DENIED: f"{which} {verb} denied to {name} (EPERM): it was started with other device rules",
-        CauseId.OWNER_OR_MODE: f"EACCES in {scene.kind} {name}: {which} {verb} {first.mode:04o} of "
-        f"{first.uid}:{first.gid}",
-        CauseId.GPU_FAULT: f"{which} {verb} right but opening gives {first.opened}: the GPU is excluded or has failed",
-    }[kind]
-    evidence = [str(node) for node in nodes]
-    if kind in (CauseId.STARTED_TOO_EARLY, CauseId.REGULAR_FILE):
-        evidence += _times(scene, [node.path for node in nodes])
-    if kind is CauseId.OWNER_OR_MODE:
-        evidence.append(inside_map(scene.inside))
-    if kind is CauseId.GPU_FAULT:
-        evidence.append("see `dmesg | grep -i -e xid -e nvrm` on the host")
-    return Cause(kind, text, tuple(evidence))
-
-
-def _times(scene: _Scene, paths: Iterable[str]) -> tuple[str, ...]:
-    if scene.started_s is None:
-        return ()
-    started = scene.started_s
-    made = ((path, scene.host.node(path).changed_s - started) for path in paths)
-    return tuple(f"{path} was made {after:.0f} s after the container's start" for path, after in made if after > 0)
-
-
-def inside_map(inside: CtFacts | None) -> str:
-    """The first line of the container's uid map."""
-    text = inside.uid_map.text.strip() if inside else ""
-    return f"uid_map: {' '.join(text.splitlines()[0].split())}" if text else "uid_map: not known"
-
-
-def driver_version(host: HostFacts) -> str:
-    """Version of the loaded kernel module, from /proc/driver/nvidia/version; empty when it can't be told."""
-    match = re.search(r"Kernel Module.*?\s(\d{2,}\.\d+(?:\.\d+)?)\s", host.driver.text)
-    return match[1] if match else ""
-
-
-def _libraries(scene: _Scene, inside: CtFacts) -> Iterator[Cause]:
-    loaded = driver_version(scene.host)
-    versions = sorted({library.partition(".so.")[2] for library in inside.libraries})
-    if loaded and versions and loaded not in versions:
-        yield Cause(
-            CauseId.LIBRARY_VERSION,
-            f"the driver's libraries in {scene.name} are {', '.join(versions)}, the host's module is {loaded}: they "
-            f"must be equal to the last digit; a restart does not help, installing {loaded} in {scene.name} does",
-            inside.libraries,
-        )
+def _around(scene: Scene, *, broken: bool) -> list[Cause]:
+    """The container's state, and what keeps gpuctl or the user from acting."""
+    guest, host, name, found = scene.guest, scene.host, scene.name, []
+    if guest is not None and guest.status not in ("", "running"):
+        found.append(Cause(CauseId.NOT_RUNNING, f"{name} is {guest.status}", hint=f"start {name}"))
+        broken = True
+    lock = (guest.lock if guest is not None else "") or scene.document.lock
+    if lock not in ("", "mounted"):
+        hint = f"wait for that task to end; a lock left over by a crash is removed by `pct unlock {host.vmid}`"
+        found.append(Cause(CauseId.LOCKED, f"{name} is locked ({lock})", note=not broken, hint=hint))
+    if host.quorate is False or (guest is not None and guest.quorate is False):
+        text = "the cluster has no quorum: no configuration can be changed and no container started"
+        hint = "bring the other nodes back; see `pvecm status`"
+        found.append(Cause(CauseId.NO_QUORUM, text, note=not broken, hint=hint))
+    if guest is not None and guest.ha:
+        text = f"{name} is managed by high availability: start and stop go through it, and it may restart {name} itself"
+        found.append(Cause(CauseId.HA_MANAGED, text, note=True))
+    if scene.hooked:
+        text = f"{name} has {several(line.key for line in scene.hooked)}, which may do things that gpuctl does not see"
+        evidence = tuple(f"line {line.number}: {line.key}: {line.value}" for line in scene.hooked)
+        found.append(Cause(CauseId.UNSEEN, text, evidence, note=True))
+    return found

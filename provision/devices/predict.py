@@ -2,34 +2,90 @@
 
 from __future__ import annotations
 
-from provision.devices import conf, rules
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from provision.devices import conf, lines, rules
 from provision.devices.facts import HostFacts, NodeKind
 
 
-def obstacles(document: conf.Document, host: HostFacts) -> tuple[str, ...]:
-    """Why the next start would fail; empty when nothing is seen that would stop it.
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why the next start would fail; `path` and `line` say what it is about, "" and 0 when nothing of the kind."""
 
-    Texts follow Proxmox's own (LXC::Tools get_device_mode_and_rdev) and LXC's mount handling.
+    text: str
+    path: str = ""
+    line: int = 0
+
+
+def obstacles(document: conf.Document, host: HostFacts) -> tuple[str, ...]:
+    """Why the next start would fail; empty when nothing is seen that would stop it."""
+    return tuple(found.text for found in found_obstacles(document, host))
+
+
+def found_obstacles(document: conf.Document, host: HostFacts) -> tuple[Obstacle, ...]:
+    """The same with what each is about.
+
+    Texts follow Proxmox's own (LXC::Tools get_device_mode_and_rdev, pve-container 6.1.10, read in source and
+    reproduced) and LXC's (conf.c mount_entry, cgfsng.c bpf_device_cgroup_prepare, 6.0.5, read in source).
     """
-    found: list[str] = []
     view = document.next_start
+    return (*_entries(view, host), *_mounts(view, host), *_rules(view, host))
+
+
+def _entries(view: conf.View, host: HostFacts) -> Iterator[Obstacle]:
+    seen: dict[str, str] = {}
     for device in conf.devices(view):
         name = f"dev{device.index}"
         if device.spec is None:
-            found.append(f"{name}: {device.problem.splitlines()[-1]}")
+            yield Obstacle(f"{name}: {device.problem.splitlines()[-1]} (`{device.value}`)")
             continue
-        node = host.node(device.spec.path)
+        path = device.spec.path
+        if path in seen:
+            # PVE::LXC create_passthrough_device_node makes the node twice: "failed to mknod ...: File exists".
+            yield Obstacle(f"{name} {path} is there already as {seen[path]}", path)
+            continue
+        seen[path] = name
+        node = host.node(path)
         if node.kind is NodeKind.ABSENT:
-            found.append(f"{name} {device.spec.path} does not exist on the host")
+            yield Obstacle(f"{name} {path} does not exist on the host", path)
         elif node.kind in (NodeKind.REGULAR, NodeKind.DIRECTORY, NodeKind.OTHER):
-            found.append(f"{name} {device.spec.path} is not a device on the host: it is {_a(node.kind)}")
-    for line in view.raw:
-        mount = rules.parse_mount(line.value) if line.key == rules.MOUNT else None
-        if mount is None or not mount.bind or mount.optional or not mount.source.startswith("/"):
+            yield Obstacle(f"{name} {path} is not a device on the host: it is {_a(node.kind)}", path)
+
+
+def _mounts(view: conf.View, host: HostFacts) -> Iterator[Obstacle]:
+    for line, mount in lines.mounts(view):
+        if mount.optional or not mount.source.startswith("/"):
             continue
-        if host.node(mount.source).kind is NodeKind.ABSENT:
-            found.append(f"line {line.number} mounts {mount.source}, which does not exist, without `optional`")
-    return tuple(found)
+        node = host.node(mount.source)
+        where = f"line {line.number} mounts {mount.source}"
+        if node.kind is NodeKind.ABSENT:
+            yield Obstacle(f"{where}, which does not exist, without `optional`", mount.source, line.number)
+        elif node.kind is NodeKind.CHAR and "create=dir" in mount.options:
+            yield Obstacle(f"{where}, a device, on a folder (create=dir)", mount.source, line.number)
+        elif node.kind is NodeKind.DIRECTORY and "create=file" in mount.options:
+            yield Obstacle(f"{where}, a folder, on a file (create=file)", mount.source, line.number)
+        elif lines.without_target(view, mount):
+            yield Obstacle(f"{where} on {mount.target} without `create=file`", mount.source, line.number)
+
+
+def _rules(view: conf.View, host: HostFacts) -> Iterator[Obstacle]:
+    for line in view.raw:
+        if why := lines.bad_rule(line):
+            yield Obstacle(
+                f"LXC can't read line {line.number}, `{line.key}: {line.value}`: {why}", "", line.number
+            )
+        path = lines.path_rule(line)
+        if path and host.node(path).kind is NodeKind.ABSENT:
+            yield Obstacle(
+                f"line {line.number} allows {path}, which does not exist on the host", path, line.number
+            )
+        meant = lines.misspelt(line)
+        if meant and line.key.startswith("lxc.cgroup2.") and not lines.acts_as_deny(line):
+            text = f"LXC knows no {line.key} (line {line.number}); {meant} is meant"
+            yield Obstacle(text, "", line.number)
+        elif meant and line.key.startswith("lxc.cgroup2.") and not rules.readable(line.key, line.value):
+            yield Obstacle(f"LXC can't read line {line.number}, `{line.key}: {line.value}`", "", line.number)
 
 
 def _a(kind: NodeKind) -> str:

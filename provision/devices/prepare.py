@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inventory.errors import CannotLook, Failed, GpuctlError
 from inventory.model import Container
-from provision.devices import conf, plan, wanted
-from provision.devices.facts import HostFacts, Node, NodeKind
+from provision.devices import causes_host, causes_nodes, conf, driver, plan, wanted
+from provision.devices.cause import Cause, CauseId, Scene
+from provision.devices.facts import HostFacts, State
 
 Argv = tuple[str, ...]
+UVM: Argv = ("nvidia-modprobe", "-u", "-c", "0")
+"""Loads nvidia-uvm and makes nvidia-uvm and nvidia-uvm-tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class HostPlan:
 
     steps: tuple[Prepare, ...] = ()
     blocked: GpuctlError | None = None
+    warnings: tuple[str, ...] = ()
+    """What is not as it should be, though it does not keep the nodes from being right."""
 
 
 def host_plan(host: HostFacts, container: Container, tried: frozenset[Argv] = frozenset()) -> HostPlan:
@@ -39,125 +43,143 @@ def host_plan(host: HostFacts, container: Container, tried: frozenset[Argv] = fr
     known = wanted.drivers(host)
     if (error := plan.unreadable(host)) is not None or known is None:
         return HostPlan(blocked=error)
-    if "nvidia" not in known.majors:
-        module = host.module("nvidia")
-        if module is not None and module.on_disk is False and not module.loaded:
-            return HostPlan(blocked=_no_driver(host))
-        return _guarded(host, tried, (_load(("-c", "0"), "the NVIDIA driver is not loaded"),), _no_driver(host))
     document = conf.parse(host.conf.text)
     goal = wanted.wanted(container, host, document.main)
-    if goal.too_few:
-        return HostPlan(blocked=Failed(goal.problem, hint=goal.hint))
+    scene = Scene(f"ct{host.vmid}", host, document, known, goal, container.gpus.count)
+    warnings = _warnings(scene, tried)
+    if "nvidia" not in known.majors:
+        made = _without_driver(host, tried)
+    elif (hopeless := _hopeless(scene)) is not None:
+        made = HostPlan(blocked=hopeless)
+    else:
+        made = _with_driver(scene, tried)
+    return HostPlan(made.steps, made.blocked, warnings)
+
+
+_NEVER = (
+    CauseId.DRIVER_NOT_BUILT, CauseId.DRIVER_NOT_INSTALLED, CauseId.FOREIGN_DRIVER, CauseId.NO_GPU,
+)  # fmt: skip
+"""Causes read from the host's state, which loading the driver can't change; those read from the log may be past."""
+
+
+def _without_driver(host: HostFacts, tried: frozenset[Argv]) -> HostPlan:
+    cause = causes_host.why_not_loaded(host)[0]
+    if cause.id in _NEVER:
+        return HostPlan(blocked=cause.error())
+    reason: GpuctlError = cause.error()
+    if cause.id is CauseId.DRIVER_NOT_LOADED:
+        text = f"nvidia-modprobe ran, but the NVIDIA driver is not loaded on kernel {host.kernel}"
+        reason = Failed(text, hint=cause.hint, detail=cause.evidence)
+    return _guarded(
+        host, tried, (_load(("nvidia-modprobe", "-c", "0"), "the NVIDIA driver is not loaded"),), reason
+    )
+
+
+def _hopeless(scene: Scene) -> GpuctlError | None:
+    """Why the GPUs that the container needs can't serve it, whatever is done about nodes."""
+    causes = [cause for cause in causes_nodes.gpus(scene) if not cause.note]
+    if scene.goal.too_few:
+        why = next((cause for cause in causes if cause.id is not CauseId.GPU_MISSING), None)
+        hint = scene.goal.hint if why is None else why.hint
+        detail = () if why is None else (why.text, *why.evidence)
+        return Failed(
+            scene.goal.problem if why is None else f"{scene.goal.problem}: {why.text}", hint=hint, detail=detail
+        )
+    return causes[0].error() if causes else None
+
+
+def _with_driver(scene: Scene, tried: frozenset[Argv]) -> HostPlan:
+    faults = causes_nodes.broken(scene)
+    if not faults:
+        return HostPlan()
+    for bad in faults:
+        if not bad.item.driver:
+            return HostPlan(blocked=Failed(f"{bad.item.path} is wanted, but {bad.text}"))
+        if bad.id is CauseId.NOT_LOOKED:
+            return HostPlan(blocked=CannotLook(bad.text, hint="gpuctl must be root on the host"))
+    roots = causes_nodes.causes(scene, faults)
     steps: list[Prepare] = []
-    broken = [(item, bad) for item in goal.nodes if (bad := wrong(item, known, host, document))]
-    for item, bad in broken:
-        if not item.driver:
-            return HostPlan(blocked=Failed(f"{item.path} is wanted, but {bad}"))
-    for driver in dict.fromkeys(item.driver for item, _ in broken):
-        mine = [(item, bad) for item, bad in broken if item.driver == driver]
-        steps += _make(driver, mine)
-        if not steps:
-            return HostPlan(blocked=Failed(mine[0][1], hint=f"gpuctl does not know how to make {mine[0][0].path}"))
-    return _guarded(host, tried, tuple(steps), _no_nodes(host, broken))
+    for name in dict.fromkeys(bad.item.driver for bad in faults):
+        mine = [bad for bad in faults if bad.item.driver == name]
+        made = _make(name, mine)
+        if not made or any(cause.id in _NEVER for cause in roots):
+            hopeless = next((c for c in roots if c.id in _NEVER), None)
+            reason = hopeless.error() if hopeless else Failed(mine[0].text, hint=_UNKNOWN.get(name, _NO_WAY))
+            return HostPlan(blocked=reason)
+        steps += made
+    return _guarded(scene.host, tried, tuple(steps), _no_help(scene.host, faults, roots))
 
 
-def wrong(item: wanted.Want, known: wanted.Drivers, host: HostFacts, document: conf.Document) -> str:
-    """What is wrong with a node on the host; empty when it is right."""
-    number = known.number(item, host)
-    node = host.node(item.path)
-    if number is None:
-        return f"{item.driver} is not loaded" if item.driver else str(node)
-    if node.kind is not NodeKind.CHAR:
-        return f"{item.path} is missing" if node.kind is NodeKind.ABSENT else str(node)
-    if node.number != number:
-        return f"{item.path} is {node.major}:{node.minor}, the driver has {number[0]}:{number[1]}"
-    if _shut_out(node, item, document):
-        return f"{item.path} has mode {node.mode:04o}: an unprivileged container gets EACCES"
-    return ""
+_NO_WAY = "gpuctl does not know how to make it"
+_UNKNOWN = {
+    "nvidia-caps-imex-channels": "nvidia-modprobe has no option for it: set NVreg_CreateImexChannel0=1 for the module "
+    "nvidia in /etc/modprobe.d on the host and load the driver anew",
+    "nvidia-caps": "the nodes of MIG instances are made by `nvidia-smi` on the host once the instances exist; "
+    "/proc/driver/nvidia-caps/mig-minors lists them",
+    "nvidia-nvswitch": "the driver registers it only where it finds an NVSwitch",
+}
 
 
-def reasons(broken: Iterable[tuple[wanted.Want, str]]) -> tuple[str, ...]:
-    """What is wrong with several nodes, in as few sentences as it takes."""
-    found = tuple(broken)
-    missing = [item.path for item, bad in found if bad == f"{item.path} is missing"]
-    others = dict.fromkeys(bad for item, bad in found if item.path not in missing)
-    joined = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-    return (*((joined,) if missing else ()), *others)
+def _load(argv: Argv, why: str) -> Prepare:
+    return Prepare((argv,), why)
 
 
-def _shut_out(node: Node, item: wanted.Want, document: conf.Document) -> bool:
-    """A node that a mount brings into a user namespace is usable only by what everyone may do."""
-    how = wanted.how_passed(item.path, wanted.passed_paths(document.main))
-    return document.unprivileged and how == "lxc.mount.entry" and node.mode & 0o006 != 0o006
-
-
-def _load(options: Argv, why: str) -> Prepare:
-    return Prepare((("nvidia-modprobe", *options),), why)
-
-
-def _make(driver: str, broken: list[tuple[wanted.Want, str]]) -> list[Prepare]:
-    why = "; ".join(reasons(broken))
-    if driver == "nvidia-uvm":
-        return [_load(("-u", "-c", "0"), why)]
-    if driver == "nvidia":
-        minors = [item.minor for item, _ in broken if item.minor != 254]
+def _make(name: str, faults: list[causes_nodes.Broken]) -> list[Prepare]:
+    """nvidia-modprobe's calls for the nodes of one driver (options: nvidia-modprobe 610, option-table.h)."""
+    why = "; ".join(causes_nodes.reasons(faults))
+    unloaded = any(bad.id is CauseId.DRIVER_NOT_LOADED for bad in faults)
+    minors = [bad.item.minor for bad in faults]
+    if name == "nvidia-uvm":
+        return [_load(UVM, why)]
+    if name == "nvidia":
         argvs: list[Argv] = []
-        if minors:
-            argvs.append(("nvidia-modprobe", *(word for minor in minors for word in ("-c", str(minor)))))
-        if len(minors) < len(broken):
+        if plain := [minor for minor in minors if minor != 254]:
+            argvs.append(("nvidia-modprobe", *_each(plain)))
+        if 254 in minors:
             argvs.append(("nvidia-modprobe", "-m"))
         return [Prepare(tuple(argvs), why)]
-    if driver == "nvidia-caps":
+    if unloaded:
+        return []  # these are registered by the driver itself or not at all
+    if name == "nvidia-caps":
         files = {1: "mig/config", 2: "mig/monitor"}
-        paths = [files[item.minor] for item, _ in broken if item.minor in files]
-        return [_load(("-f", f"/proc/driver/nvidia/capabilities/{path}"), why) for path in paths]
-    return []
+        if any(minor not in files for minor in minors):
+            return []
+        return [
+            _load(("nvidia-modprobe", "-f", f"/proc/driver/nvidia/capabilities/{files[minor]}"), why)
+            for minor in minors
+        ]
+    if name == "nvidia-nvswitch":
+        return [_load(("nvidia-modprobe", "-s", *_each(minors)), why)]
+    return [_load(("nvidia-modprobe", "-l"), why)] if name == "nvidia-nvlink" else []
+
+
+def _each(minors: Iterable[int]) -> tuple[str, ...]:
+    return tuple(word for minor in minors for word in ("-c", str(minor)))
 
 
 def _guarded(host: HostFacts, tried: frozenset[Argv], steps: tuple[Prepare, ...], reason: GpuctlError) -> HostPlan:
     """The steps, unless they can't work or have been tried."""
-    if not steps:
-        return HostPlan()
     if not host.modprobe:
-        return HostPlan(
-            steps,
-            Failed(
-                f"nvidia-modprobe is not installed on the host, and {steps[0].why}",
-                hint="it comes with NVIDIA's driver; on Debian: apt install nvidia-modprobe",
-            ),
-        )
+        cause = causes_nodes.no_modprobe()
+        return HostPlan(steps, Failed(f"{cause.text}: {steps[0].why}", hint=cause.hint))
     if any(argv in tried for step in steps for argv in step.argvs):
         return HostPlan((), reason)
     return HostPlan(steps)
 
 
-def _no_driver(host: HostFacts) -> GpuctlError:
-    module = host.module("nvidia")
-    if module is not None and module.on_disk is False:
+def _no_help(host: HostFacts, faults: tuple[causes_nodes.Broken, ...], roots: tuple[Cause, ...]) -> GpuctlError:
+    """Why calls that ran did not help."""
+    bad = "; ".join(causes_nodes.reasons(faults))
+    root = next((c for c in roots if c.id in _EXPLAINS), None)
+    if root is not None:
+        return Failed(f"{bad}, and {root.text}", hint=root.hint, detail=root.evidence)
+    mode = driver.node_mode(host.params.text)
+    if mode is not None and mode & 0o006 != 0o006 and all(f.id is CauseId.OWNER_OR_MODE for f in faults):
         return Failed(
-            f"the host's kernel {host.kernel} has no NVIDIA module: it was not built for this kernel",
-            hint=f"on the host: apt install proxmox-headers-{host.kernel}; dkms autoinstall",
+            f"nvidia-modprobe ran, but {bad}, and the driver is told to make nodes {mode:04o} (DeviceFileMode)",
+            hint="set NVreg_DeviceFileMode=0666 in /etc/modprobe.d, or pass the nodes in by dev[n] with mode=0666",
         )
-    if host.foreign:
-        address, driver = host.foreign[0]
-        return Failed(
-            f"the GPU at {address} is bound to {driver}, so the NVIDIA driver can't have it",
-            hint="blacklist nouveau, or take the card out of the vfio-pci ids, and reboot the host",
-        )
-    return Failed(
-        f"nvidia-modprobe ran, but the NVIDIA driver is not loaded on kernel {host.kernel}",
-        hint="on the host: `modprobe nvidia` and `dmesg | grep -i nvrm` say why (Secure Boot, wrong flavour, DKMS)",
-    )
-
-
-def _no_nodes(host: HostFacts, broken: Iterable[tuple[wanted.Want, str]]) -> GpuctlError:
-    bad = "; ".join(reasons(broken))
-    if re.search(r"^ModifyDeviceFiles: 0$", host.params.text, re.MULTILINE):
-        return Failed(
-            f"{bad}, and the driver is told not to make nodes (ModifyDeviceFiles: 0)",
-            hint="remove NVreg_ModifyDeviceFiles=0 from /etc/modprobe.d, or make the nodes by a udev rule",
-        )
-    if "is not loaded" in bad:
+    if any(f.id is CauseId.DRIVER_NOT_LOADED for f in faults):
         return Failed(
             f"nvidia-modprobe ran, but {bad}", hint="on the host: `modprobe nvidia-uvm` and dmesg say why"
         )
@@ -166,18 +188,38 @@ def _no_nodes(host: HostFacts, broken: Iterable[tuple[wanted.Want, str]]) -> Gpu
     )
 
 
-def failure(host: HostFacts, argv: Argv, rc: int, stderr: str) -> GpuctlError:
-    """A call that said it failed, with its own words."""
-    module = host.module("nvidia_uvm" if "-u" in argv else "nvidia")
-    hint = "see dmesg on the host"
-    if module is not None and module.on_disk is False:
-        hint = (
-            f"{module.name} is not built for kernel {host.kernel}: "
-            f"install proxmox-headers-{host.kernel}, then dkms autoinstall"
+_EXPLAINS = (CauseId.NODES_FORBIDDEN, CauseId.SECURE_BOOT, CauseId.MODULE_OLDER)
+
+
+def _warnings(scene: Scene, tried: frozenset[Argv]) -> tuple[str, ...]:
+    host = scene.host
+    found = [causes_host.older_module(host, broken=False), causes_host.peer_to_peer(host)]
+    told = [f"{cause.text}; {cause.hint}" for cause in found if cause is not None]
+    absent = "nvidia" in scene.known.majors and any(
+        bad.item.driver == "nvidia-uvm" and bad.id in (CauseId.DRIVER_NOT_LOADED, CauseId.HOST_NODE)
+        for bad in causes_nodes.broken(scene)
+    )
+    if host.boot_unit.state is State.ABSENT and (absent or UVM in tried):
+        told.append(
+            "nvidia-uvm was not there after this boot and will not be after the next: "
+            f"`gpuctl devices boot-unit {scene.name} --install` makes it before Proxmox starts its guests"
         )
+    return tuple(told)
+
+
+def failure(host: HostFacts, argv: Argv, rc: int, stderr: str) -> GpuctlError:
+    """A call that said it failed, with its own words, and why when facts or words tell."""
+    name = "nvidia-uvm" if "-u" in argv else "nvidia"
+    module = host.module(name.replace("-", "_"))
+    text = f"{' '.join(argv)} failed on the host with exit status {rc}"
+    cause: Cause | None = None
+    if module is not None and module.on_disk is False:
+        cause = causes_host.not_built(host, name)
+    elif any(told.what == "refused-key" for told in driver.log(stderr)):
+        cause = next(iter(causes_host.refused(host, stderr)), None)
     return Failed(
-        f"{' '.join(argv)} failed on the host with exit status {rc}",
-        hint=hint,
+        text if cause is None else f"{text}: {cause.text}",
+        hint="see dmesg on the host" if cause is None else cause.hint,
         detail=tuple(stderr.splitlines()[-8:]),
     )
 
