@@ -6,9 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from inventory.errors import Failed
 
@@ -40,13 +39,13 @@ class Ran:
 
 
 def run(argv: tuple[str, ...], limit_s: float, *, missing: str = "", late: str = "") -> Ran:
-    """Run it to its end. Output goes to files, so that a child that outlives it can't hold us up.
+    """Run it to its end. Output goes to files in memory, so that a child that outlives it can't hold us up.
 
     Raises `Failed` when it isn't installed (hint `missing`) or can't be run, `TooLate` when it does not end in time
     (hint `late`): then it and its children are ended.
     """
     environment = {**os.environ, "LC_ALL": "C", "LANGUAGE": ""}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with _memory("stdout") as out, _memory("stderr") as err:
         try:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
@@ -70,11 +69,14 @@ def run(argv: tuple[str, ...], limit_s: float, *, missing: str = "", late: str =
         return Ran(argv, child.returncode, _text(out), _text(err))
 
 
-def _text(file: Any) -> str:
+def _memory(name: str) -> BinaryIO:
+    return open(os.memfd_create(name, os.MFD_CLOEXEC), "w+b")  # noqa: PTH123
+
+
+def _text(file: BinaryIO) -> str:
     file.seek(0, os.SEEK_END)
     file.seek(max(0, file.tell() - _MOST))
-    data: bytes = file.read()
-    return data.decode("utf-8", "replace")
+    return file.read().decode("utf-8", "replace")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
