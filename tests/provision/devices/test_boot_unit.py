@@ -19,6 +19,7 @@ from provision.devices.wanted import want
 
 PROGRAM = "/usr/bin/nvidia-modprobe"
 UVM = (PROGRAM, "-u", "-c", "0")
+needs_analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 needs_systemctl = pytest.mark.skipif(shutil.which("systemctl") is None, reason="no systemctl on this machine")
 
 
@@ -97,28 +98,47 @@ class TestText:
         with pytest.raises(ConfigError, match="would make no node"):
             boot_unit.unit_text(())
 
-    @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
-    def test_systemd_itself_finds_nothing_wrong_with_it(self, tmp_path: Path) -> None:
+
+@needs_analyze
+class TestBySystemd:
+    """With systemd's own `systemd-analyze verify`, which also builds the transaction of a start."""
+
+    def _verify(self, folder: Path, text: str, **others: str) -> tuple[int, str]:
+        folder.mkdir(exist_ok=True)
+        for name, body in {boot_unit.NAME: text, **others}.items():
+            (folder / name).write_text(body)
+            (folder / name).chmod(0o644)
+        units = [str(folder / name) for name in (boot_unit.NAME, *others)]
+        argv = ["systemd-analyze", "verify", "--man=no", *units]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, "".join(f"{line}\n" for line in done.stderr.splitlines() if "/lib/" not in line)
+
+    @pytest.fixture
+    def text(self, tmp_path: Path) -> str:
         program = tmp_path / "nvidia-modprobe"
         program.write_text("#!/bin/sh\n")
         program.chmod(0o755)
-        names = (str(program), "-c", "0", "-c", "255"), (str(program), "-u", "-c", "0"), (str(program), "-m")
-        unit = tmp_path / boot_unit.NAME
-        # Files of the tests' folder are open to all, which systemd warns about.
-        unit.touch(mode=0o644)
-        unit.write_text(boot_unit.unit_text(names))
-        done = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
-        )
-        about_it = [line for line in done.stderr.splitlines() if boot_unit.NAME in line]
-        assert (done.returncode, about_it) == (0, [])
-        unit.write_text(
-            boot_unit.unit_text(names).replace("oneshot", "onshot").replace("TimeoutStartSec", "Tmeout")
-        )
-        wrong = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
-        )
-        assert "onshot" in wrong.stderr and "Tmeout" in wrong.stderr, "verify would not see a fault"
+        path = str(program)
+        return boot_unit.unit_text(((path, "-c", "0", "-c", "255"), (path, "-u", "-c", "0"), (path, "-m")))
+
+    def test_nothing_is_wrong_with_it(self, tmp_path: Path, text: str) -> None:
+        assert self._verify(tmp_path / "units", text) == (0, "")
+        wrong = self._verify(tmp_path / "units", text.replace("oneshot", "onshot"))[1]
+        assert "onshot" in wrong, "verify would not see a fault"
+
+    def test_it_makes_no_cycle_with_the_units_of_proxmox(self, tmp_path: Path, text: str) -> None:
+        """Their order as in pve-manager 9.2 (services/pve-guests.service) and pve-ha-manager."""
+        others = {
+            "pve-guests.service": "After=pveproxy.service pvestatd.service lxc.service pve-ha-lrm.service\n"
+            f"Wants=pve-ha-lrm.service pveproxy.service {boot_unit.NAME}\n",
+            "pve-ha-lrm.service": "After=pve-cluster.service pveproxy.service\n",
+            "pveproxy.service": "After=pve-cluster.service\nWants=pve-cluster.service\n",
+            "pve-cluster.service": "After=network.target local-fs.target\n",
+        }
+        others = {name: f"[Unit]\n{body}[Service]\nExecStart=/bin/true\n" for name, body in others.items()}
+        assert self._verify(tmp_path / "units", text, **others) == (0, "")
+        late = text.replace("After=", "After=pve-guests.service ")
+        assert "ordering cycle" in self._verify(tmp_path / "units", late, **others)[1]
 
 
 @pytest.fixture
