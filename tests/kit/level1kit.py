@@ -39,7 +39,7 @@ def look(path):
     except OSError as problem:
         seen["opened"] = errno.errorcode[problem.errno]
     return seen
-cuda = ctypes.CDLL(os.environ.get("GPUCTL_LAB_NATIVE", "/opt/gpuctl-lab/native") + "/libcuda.so.1").cuInit(0)
+cuda = ctypes.CDLL(os.environ["GPUCTL_LAB_NATIVE"] + "/libcuda.so.1").cuInit(0)
 print(json.dumps({"cuda": cuda, **{path: look(path) for path in sys.argv[1:]}}))
 """
 

@@ -31,9 +31,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     made = Lab(tmp_path_factory.mktemp("level1") / "lab")
     try:
         made.lab("up", "--level", "1")
-        from gpuctl.lab.driver import native  # TEMPORARY
-
-        native.build(made.folder / "ct/200/rootfs/opt/gpuctl-lab/native")
         yield made
     finally:
         made.lab("down", "--purge")
