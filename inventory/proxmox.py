@@ -72,7 +72,11 @@ class TaskInfo:
 
 
 class ProxmoxApi:
-    """One API, logged in. Reads raise `CannotLook`; start, shutdown and stop raise as said there."""
+    """One API, logged in. Reads raise `CannotLook`; start, shutdown, stop and set_config raise as said there.
+
+    Each read is one call. `connect` makes one with a password and none with a token; `set_config` makes three; start,
+    shutdown and stop make one, then one for each look at the task and one for each look at the state.
+    """
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

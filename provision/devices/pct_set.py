@@ -6,6 +6,7 @@ with exit status 255 after the file was written (pve-container 6.1.10). So the f
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -114,7 +115,8 @@ def run(vmid: int, digest: str, wanted: Asked) -> Written:
         error = failure
     with conf_file.explaining(vmid), conf_file.locked(vmid):
         now = conf.parse(conf_file.read(vmid))
-        backup.settle(vmid, kept, now.digest)
+        with contextlib.suppress(OSError):  # then an undo refuses: it doesn't know what was written
+            backup.settle(vmid, kept, now.digest)
         backup.drop_old(vmid)
     found = judge(now, wanted)
     if found.missing:
