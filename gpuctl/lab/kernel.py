@@ -170,7 +170,7 @@ class Kernel:
             self._nodes.write(path, node)
 
     def _publish(self) -> None:
-        devices = proc_devices(self.uvm_major, loaded=self._state.uvm_loaded)
+        devices = proc_devices(self.uvm_major, self._uvm_majors, loaded=self._state.uvm_loaded)
         for root in self._roots:
             rewrite(root / "proc/devices", devices)
             rewrite(root / "proc/sys/kernel/random/boot_id", f"{self._state.boot_id}\n")
@@ -179,11 +179,11 @@ class Kernel:
         write_json(self._file, state)
 
 
-def proc_devices(uvm: int, *, loaded: bool) -> str:
-    """Text of /proc/devices. Other drivers hold the numbers that nvidia-uvm had in another boot."""
+def proc_devices(uvm: int, majors: tuple[int, int], *, loaded: bool) -> str:
+    """Text of /proc/devices. Other drivers hold the numbers that nvidia-uvm has in another boot."""
     lines = [(number, name) for number, name in _STATIC_MAJORS]
-    others = [number for number in (511, 510, 509) if number != uvm]
-    lines += list(zip(others, ("ipmidev", "hidraw"), strict=False))
+    others = sorted({*majors, 510} - {uvm}, reverse=True)
+    lines += list(zip(others, ("ipmidev", "hidraw"), strict=True))
     if loaded:
         lines.append((uvm, "nvidia-uvm"))
     lines.sort(key=lambda item: item[0])

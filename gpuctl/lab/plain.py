@@ -14,7 +14,7 @@ MARK: Final = "GPUCTL_LAB_MACHINE"
 """Environment variable that says to which machine a process belongs."""
 
 _OURS: Final = re.compile(
-    r"(?<![\w./-])(?=/(?:var|run|tmp|root|opt|home|mnt|srv|etc/(?:pve|gpuctl-lab|hostname|os-release)|dev/(?:shm|nvidia[\w-]*)"
+    r"(?<![\w./-])(?=/(?:var|run|tmp|root|opt|home|mnt|srv|etc/(?:pve|gpuctl-lab|hostname|os-release|systemd)|dev/(?:shm|kmsg|nvidia[\w-]*)"
     r"|proc/(?:devices|driver|sys/kernel/random/boot_id|uptime)|sys/module)(?:/|$|[^\w-]))"
 )
 _PROC_LINKS: Final = (
