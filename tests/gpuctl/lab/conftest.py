@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,12 @@ def isolated_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabDir]:
         yield _start(made.root, "namespaces")
     finally:
         manage.down(made, purge=True)
+
+
+@pytest.fixture(scope="session")
+def start_in() -> Callable[[Path, str], LabDir]:
+    """A function (folder, isolation) -> LabDir; who calls it stops the lab."""
+    return _start
 
 
 @pytest.fixture
