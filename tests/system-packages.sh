@@ -3,6 +3,14 @@
 set -eu
 missing=""
 [ -x /usr/sbin/sshd ] || missing="$missing openssh-server"
+# Level 1 of the lab: containers by LXC, a small library in C, and the maps of unprivileged containers.
+command -v lxc-start >/dev/null 2>&1 || missing="$missing lxc"
+command -v newuidmap >/dev/null 2>&1 || missing="$missing uidmap"
+if ! command -v cc >/dev/null 2>&1; then
+    missing="$missing gcc libc6-dev"
+elif ! echo '#include <stdio.h>' | cc -E - >/dev/null 2>&1; then
+    missing="$missing libc6-dev"
+fi
 if [ -z "$missing" ]; then
     exit 0
 fi
