@@ -140,7 +140,7 @@ def _replace(draft: Draft, entry: stale.Stale, major: int, new: int | None) -> N
 def add_missing(draft: Draft, *, raw: bool) -> None:
     """Pass in what isn't, by raw lines or by `dev[n]`, and allow what no rule allows."""
     for found in draft.access():
-        if not found.how:
+        if not found.how and not draft.hooks():
             pass_in(draft, found.item, raw=raw)
     for found in draft.access():
         value = f"c {found.number[0]}:* rwm"
@@ -165,7 +165,7 @@ def _denied(draft: Draft, number: tuple[int, int]) -> bool:
 def pass_in(draft: Draft, item: wanted.Want, *, raw: bool) -> None:
     """Add the line that brings a node of the host into the container; nothing when the host hasn't the node."""
     node = draft.host.node(item.path)
-    if node.kind is not NodeKind.CHAR or draft.hooks():
+    if node.kind is not NodeKind.CHAR:
         return
     key, value = ("", "") if raw else (draft.free_dev(), draft.dev_value(node))
     if not key or rules.read_device(value)[0] is None:

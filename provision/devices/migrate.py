@@ -37,12 +37,28 @@ def to_dev(draft: Draft) -> GpuctlError | None:
     mend.rename_legacy(draft, rules.LEGACY_ALLOW)
     mend.drop_deny_write(draft)
     for item in draft.items:
-        how = wanted.how_passed(item.path, draft.setup().passed)
-        if item.driver and how == rules.MOUNT:  # by a folder above it, which stays
+        if item.driver and not _by_dev(draft, item.path):
             mend.pass_in(draft, item, raw=False)
+            if not _by_dev(draft, item.path):
+                return _cannot(draft, item.path)
     mend.add_missing(draft, raw=False)
     mend.rename_legacy(draft, rules.LEGACY_DENY)
     return None
+
+
+def _by_dev(draft: Draft, path: str) -> bool:
+    return wanted.how_passed(path, draft.setup().passed).startswith("dev")
+
+
+def _cannot(draft: Draft, path: str) -> GpuctlError:
+    node = draft.host.node(path)
+    if node.kind is not NodeKind.CHAR:
+        return Failed(f"{path} can't become a dev[n]: {node}", hint="stage host makes missing nodes first")
+    if not draft.free_dev():
+        return Failed("all 256 dev[n] of the container are taken", hint="take one out that isn't needed, by hand")
+    return Refused(
+        f"{path} can't become a dev[n]: Proxmox does not take such a path", hint="leave out --prefer dev"
+    )
 
 
 def _ours(draft: Draft, line: conf.Line) -> bool:
@@ -79,7 +95,7 @@ def _mount(draft: Draft, line: conf.Line, source: str) -> GpuctlError | None:
                 hint="name them in `devices.wanted` and take that line out by hand",
             )
     elif any(item.path == source for item in draft.items):
-        return Failed(f"{source} can't become a dev[n]: {node}", hint="stage host makes missing nodes first")
+        return _cannot(draft, source)
     draft.remove(line, f"remove the mount of {source}, which has no node now: as dev[n] it would stop the start")
     return None
 
@@ -90,12 +106,8 @@ def _turn(draft: Draft, line: conf.Line, source: str, paths: tuple[str, ...]) ->
     entries = []
     for path in new:
         key, value = draft.free_dev(), draft.dev_value(draft.host.node(path))
-        if not key:
-            return Failed(
-                "all 256 dev[n] of the container are taken", hint="take one out that isn't needed, by hand"
-            )
-        if (problem := rules.read_device(value)[1]) != "":
-            return Refused(f"{path} can't become a dev[n]: {problem.splitlines()[-1]}")
+        if not key or rules.read_device(value)[0] is None:
+            return _cannot(draft, path)
         entries.append(f"`{key}: {value}`")
         draft.insert(key, value, f"turn the mount of {source} into `{key}: {value}`")
     draft.remove(line, "")
