@@ -48,13 +48,15 @@ def install(text: str) -> Shown:
     """Write the unit, joined with what our unit made before, and enable it; nothing when that is so already.
 
     Only calls that gpuctl makes get into the file, whatever `text` says beside them. Raises `ConfigError` for other
-    calls, `Refused` when a unit of this name isn't ours, `Failed` with systemctl's own words.
+    calls, `Refused` when a unit of this name isn't ours or nvidia-modprobe isn't there, `Failed` with systemctl's
+    own words.
     """
     with _alone():
         before = _ours()
         wanted = boot_unit.merged(before.text, text)
         if before.enabled and before.text == wanted:
             return before
+        _check_program(wanted)
         if before.text != wanted:
             _write(wanted)
         _reload()
@@ -75,6 +77,16 @@ def remove() -> Shown:
             raise _unwritable(error) from error
         _reload()
         return _proven(Shown("", installed=False, enabled=False, changed=True))
+
+
+def _check_program(text: str) -> None:
+    """Raises `Refused` when the unit would fail at every boot because its program isn't there."""
+    for program in {argv[0] for argv in boot_unit.calls_in(text)}:
+        if not any(os.access(path, os.X_OK) for path in (program, at(program))):
+            raise Refused(
+                f"{program} is not there, so the boot unit would make nothing",
+                hint="it comes with NVIDIA's driver; on Debian: apt install nvidia-modprobe",
+            )
 
 
 def _ours() -> Shown:

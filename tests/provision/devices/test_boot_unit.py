@@ -146,6 +146,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GPUCTL_ROOT", str(tmp_path))
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
+    program = Path(str(tmp_path) + PROGRAM)
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
     return tmp_path
 
 
@@ -228,6 +231,12 @@ class TestInstalling:
         answer = _job("install", text=TEXT.replace("[Install]", "ExecStop=/bin/sh -c reboot\n[Install]"))
         assert answer["text"] == TEXT
 
+    def test_a_unit_whose_program_is_not_there_is_not_installed(self, root: Path) -> None:
+        Path(str(root) + PROGRAM).unlink()
+        with pytest.raises(Refused, match="nvidia-modprobe is not there"):
+            _job("install", text=TEXT)
+        assert not _file(root).exists()
+
     @pytest.mark.parametrize("action", [None, "start", ""])
     def test_other_actions_are_refused(self, root: Path, action: Any) -> None:
         with pytest.raises(ConfigError):
@@ -305,7 +314,7 @@ class TestSystemctl:
         monkeypatch.setattr(
             boot_unit_files.look, "node", lambda path: booted if path == "/run/systemd/system" else real(path)
         )
-        _job("install", text=TEXT)
+        _job("install", text=TEXT.replace("/usr/", f"{root}/usr/"))
         _job("remove")
         calls = [line.split()[0] for line in (root / "calls").read_text().splitlines()]
         assert calls == ["daemon-reload", "enable", "is-enabled", "is-enabled", "disable", "daemon-reload"]

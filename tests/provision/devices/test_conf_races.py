@@ -156,6 +156,7 @@ for n in range(1, rounds + 1):
 """
 
 
+@pytest.mark.slow
 def test_two_gpuctl_runs_and_proxmox_at_once_lose_nothing(conf_root: Path) -> None:
     rounds = 120
     _conf(conf_root).write_text("cores: 0\nmemory: 0\nswap: 0\n")
