@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from provision.devices import causes_rules, causes_sections, conf, lines, rules, wanted
 from provision.devices.cause import Cause, CauseId, Scene, are, several, shown
@@ -37,61 +37,91 @@ def causes(scene: Scene) -> tuple[Cause, ...]:
 
 def _without_effect(scene: Scene, left: Lacking) -> Iterator[Cause]:
     """Lines of the main section that do not do what they were written for."""
-    name, document = scene.name, scene.document
-    for line in document.lines:
-        if line.section != 0:
-            continue
-        if line.kind is conf.Kind.MALFORMED and not line.body.startswith("[") and lines.about_devices(line):
-            text = f"line {line.number} of {name}'s configuration is malformed and has no effect: `{line.body.strip()}`"
-            yield Cause(CauseId.MALFORMED_LINE, text, (shown(line),), hint=_BY_HAND).leads_to(
-                *left.explained(scene, line.body)
-            )
-        if line.kind is not conf.Kind.RAW:
-            continue
-        if why := lines.bad_rule(line):
-            text = f"LXC can't read line {line.number} of {name}'s configuration, `{line.value}`: {why}"
-            yield Cause(CauseId.BAD_RULE, text, (shown(line),), hint=_BY_HAND).leads_to(
-                *left.explained(scene, line.value)
-            )
-        elif meant := lines.misspelt(line):
-            text = f"line {line.number} of {name}'s configuration says {line.key}, where {meant} is meant"
-            acts = "LXC reads it as a deny" if lines.acts_as_deny(line) else "LXC knows no such key"
-            yield Cause(CauseId.MISSPELT_KEY, text, (shown(line),), acts, hint=_BY_HAND).leads_to(
-                *left.explained(scene, line.value)
-            )
+    main = [line for line in scene.document.lines if line.section == 0]
+    malformed = [x for x in main if x.kind is conf.Kind.MALFORMED and not x.body.startswith("[")]
+    yield from _malformed(scene, [line for line in malformed if lines.about_devices(line)], left)
+    raw = scene.document.main.raw
+    for why, mine in _grouped(raw, lines.bad_rule):
+        text = f"LXC can't read {_which(mine)} of {scene.name}'s configuration, {_values(mine)}: {why}"
+        cause = Cause(CauseId.BAD_RULE, text, tuple(map(shown, mine)), hint=_BY_HAND)
+        yield cause.leads_to(*left.explained(scene, (line.value for line in mine)))
+    for meant, mine in _grouped(
+        raw, lambda line: lines.misspelt(line) and f"{line.key}, where {lines.misspelt(line)}"
+    ):
+        deny = lines.acts_as_deny(mine[0])
+        follows = left.explained(scene, (line.value for line in mine))
+        text = f"{_which(mine)} of {scene.name}'s configuration {_verb(mine, 'say')} {meant} is meant"
+        acts = "LXC reads it as a deny" if deny else "LXC knows no such key"
+        harmless = deny and not follows
+        cause = Cause(CauseId.MISSPELT_KEY, text, tuple(map(shown, mine)), acts, harmless, _BY_HAND)
+        yield cause.leads_to(*follows)
     yield from _legacy(scene, left)
     yield from causes_sections.false_headers(scene)
     yield from _no_target(scene)
 
 
-_BY_HAND = "correct that line by hand: the next write by Proxmox may drop it"
+_BY_HAND = "correct it by hand: the next write by Proxmox may drop it"
+
+
+def _grouped(raw: Iterable[conf.Line], word: Callable[[conf.Line], str]) -> list[tuple[str, list[conf.Line]]]:
+    """Lines for which `word` says the same, with what it says; not those for which it says nothing."""
+    found: dict[str, list[conf.Line]] = {}
+    for line in raw:
+        if told := word(line):
+            found.setdefault(told, []).append(line)
+    return list(found.items())
+
+
+def _which(mine: list[conf.Line]) -> str:
+    return f"line{'s' if len(mine) > 1 else ''} {several(str(line.number) for line in mine)}"
+
+
+def _values(mine: list[conf.Line]) -> str:
+    return several(f"`{line.value}`" for line in mine)
+
+
+def _verb(mine: list[conf.Line], verb: str) -> str:
+    return verb if len(mine) > 1 else f"{verb}s"
+
+
+def _malformed(scene: Scene, mine: list[conf.Line], left: Lacking) -> Iterator[Cause]:
+    if not mine:
+        return
+    state = "are malformed and have no effect" if len(mine) > 1 else "is malformed and has no effect"
+    told = several(f"`{line.body.strip()}`" for line in mine)
+    follows = left.explained(scene, (line.body for line in mine))
+    text = f"{_which(mine)} of {scene.name}'s configuration {state}: {told}"
+    cause = Cause(CauseId.MALFORMED_LINE, text, tuple(map(shown, mine)), note=not follows, hint=_BY_HAND)
+    yield cause.leads_to(*follows)
 
 
 def _legacy(scene: Scene, left: Lacking) -> Iterator[Cause]:
-    for line in scene.document.main.raw:
-        if line.key not in (rules.LEGACY_ALLOW, rules.LEGACY_DENY):
+    for key in (rules.LEGACY_ALLOW, rules.LEGACY_DENY):
+        mine = [line for line in scene.document.main.raw if line.key == key]
+        if not mine:
             continue
-        text = f"{line.key} is a cgroup v1 key: on this host it is ignored (`{line.value}`)"
-        before = (len(left.denied), len(left.absent))
-        follows = left.explained(scene, line.value) if line.key == rules.LEGACY_ALLOW else ()
-        harmless = before == (len(left.denied), len(left.absent))
-        yield Cause(CauseId.LEGACY_KEY, text, (shown(line),), "; ".join(follows), note=harmless)
+        follows = left.explained(scene, (line.value for line in mine)) if key == rules.LEGACY_ALLOW else ()
+        text = f"{key} is a cgroup v1 key: on this host it is ignored ({_values(mine)})"
+        yield Cause(CauseId.LEGACY_KEY, text, tuple(map(shown, mine)), note=not follows).leads_to(*follows)
 
 
 def _no_target(scene: Scene) -> Iterator[Cause]:
     """Optional mounts that LXC leaves out without a word, because nothing makes the file to mount on."""
-    for item in scene.items:
-        for line, mount in lines.mounts(scene.document.main):
-            if (
-                mount.source != item.path
-                or not mount.optional
-                or not lines.without_target(scene.document.main, mount)
-            ):
-                continue
-            if scene.inside is not None and scene.inside.node(item.path).kind is not NodeKind.ABSENT:
-                continue
-            text = f"the mount of {item.name} into {scene.name} has no create=file, so LXC leaves it out without a word"
-            yield Cause(CauseId.NO_TARGET, text, (shown(line),), f"{item.path} is not there inside", hint=_BY_HAND)
+    view, wanted_paths = scene.document.main, {item.path for item in scene.items}
+    mine = [(x, m) for x, m in lines.mounts(view) if m.source in wanted_paths and m.optional]
+    mine = [(x, m) for x, m in mine if lines.without_target(view, m)]
+    if scene.inside is not None:
+        mine = [(x, m) for x, m in mine if scene.inside.node(m.source).kind is NodeKind.ABSENT]
+    names = [mount.source.removeprefix("/dev/") for _, mount in mine]
+    if names:
+        verb = "has" if len(set(names)) == 1 else "have"
+        text = (
+            f"the mount of {several(names)} into {scene.name} {verb} no create=file, so LXC leaves it out silently"
+        )
+        evidence = tuple(shown(line) for line, _ in mine)
+        yield Cause(
+            CauseId.NO_TARGET, text, evidence, f"{several(names)} {are(names)} not there inside", hint=_BY_HAND
+        )
 
 
 def _left(scene: Scene, left: Lacking) -> Iterator[Cause]:

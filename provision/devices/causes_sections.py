@@ -13,11 +13,10 @@ def elsewhere(scene: Scene, left: Lacking) -> Iterator[Cause]:
     """Lines that stand in a snapshot only, where they have no effect on the container."""
     for snapshot, view in scene.document.snapshots.items():
         mine = [line for line in view.raw if line.key in (rules.ALLOW, rules.MOUNT, rules.LEGACY_ALLOW)]
-        told = [(line, follows) for line in mine if (follows := left.explained(scene, line.value))]
-        if told:
+        follows = left.explained(scene, (line.value for line in mine))
+        if follows:
             text = f"device lines stand in snapshot [{snapshot}] only: they have no effect on {scene.name}"
-            effects = [entry for _, entries in told for entry in entries]
-            yield Cause(CauseId.STRAY_LINE, text, tuple(shown(line) for line, _ in told)).leads_to(*effects)
+            yield Cause(CauseId.STRAY_LINE, text, tuple(map(shown, mine))).leads_to(*follows)
 
 
 def waiting(scene: Scene, left: Lacking) -> list[Cause]:
@@ -40,7 +39,7 @@ def _replaced(scene: Scene, pending: conf.View, left: Lacking, lost: tuple[str, 
     )
     if gone:
         text += f", so {several(f'`{line.key}: {line.value}`' for line in gone[:4])} will be lost"
-    wait = [entry for line in pending.raw for entry in left.explained(scene, line.value)]
+    wait = left.explained(scene, (line.value for line in pending.raw))
     harmless = not wait and not lost
     cause = Cause(
         CauseId.PENDING_REPLACES, text, tuple(shown(x) for x in pending.raw), note=harmless, hint=_PENDING
@@ -55,7 +54,7 @@ def _changed(scene: Scene, pending: conf.View, left: Lacking, lost: tuple[str, .
     deleted = [key for key in scene.document.main.values if _is_device(key) and key not in then]
     if not keys and not deleted:
         return
-    wait = [entry for key in keys for entry in left.explained(scene, pending.values[key], brings_rule=True)]
+    wait = left.explained(scene, (pending.values[key] for key in keys), bring_rules=True)
     told = [
         *(f"{key} is taken away" for key in deleted),
         *(f"{key} becomes {pending.values[key]}" for key in keys),

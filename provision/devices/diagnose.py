@@ -131,7 +131,7 @@ def _speaks_of(cause: Cause, name: str) -> bool:
 
 def _once(found: list[Cause]) -> list[Cause]:
     """One cause of a kind that stands for the whole host or container: the fuller one, in the place of the first."""
-    single = {CauseId.WRONG_FLAVOUR, CauseId.MODULE_OLDER, CauseId.GPU_EXCLUDED}
+    single = {CauseId.WRONG_FLAVOUR, CauseId.MODULE_OLDER, CauseId.GPU_EXCLUDED, CauseId.LIBRARY_VERSION}
     result: list[Cause] = []
     for cause in found:
         at = next((n for n, old in enumerate(result) if old.id is cause.id and cause.id in single), None)

@@ -19,14 +19,15 @@ class Lacking:
     absent: list[wanted.Access] = field(default_factory=list)
     """They are not passed in."""
 
-    def explained(self, scene: Scene, text: str, *, brings_rule: bool = False) -> tuple[str, ...]:
-        """Takes out what a line with this text is about, and says what followed from its having no effect.
+    def explained(self, scene: Scene, texts: Iterable[str], *, bring_rules: bool = False) -> tuple[str, ...]:
+        """Takes out what lines with these texts are about, and says what follows from their having no effect.
 
-        `brings_rule`: the line is a `dev[n]` entry, for which Proxmox makes the rule too.
+        `bring_rules`: the lines are `dev[n]` entries, for which Proxmox makes the rules too.
         """
-        denied = [found for found in self.denied if lines.names_number(text, found.number)]
-        absent = [found for found in self.absent if lines.names_path(text, found.item.path)]
-        gone = [*denied, *(absent if brings_rule else ())]
+        told = tuple(texts)
+        denied = [f for f in self.denied if any(lines.names_number(text, f.number) for text in told)]
+        absent = [f for f in self.absent if any(lines.names_path(text, f.item.path) for text in told)]
+        gone = [*denied, *(absent if bring_rules else ())]
         self.denied = [found for found in self.denied if found not in gone]
         self.absent = [found for found in self.absent if found not in absent]
         return (*no_rule(denied), *not_there(scene, absent))
