@@ -18,6 +18,7 @@ _LABEL: Final[dict[Phase, tuple[str, str]]] = {
     Phase.CHANGED: ("changed", "green"),
     Phase.VERIFIED: ("verified", "green"),
     Phase.WARNING: ("warning", "yellow"),
+    Phase.ADVICE: ("advice", "cyan"),
     Phase.BLOCKED: ("blocked", "red"),
     Phase.UNKNOWN: ("unknown", "red"),
 }

@@ -43,6 +43,8 @@ class Plan:
     """What can only be known once the steps are made (shown by `--dry-run`)."""
     warnings: tuple[str, ...] = ()
     """What is not as it should be, though it does not keep the stage from its goal."""
+    advice: tuple[str, ...] = ()
+    """What would spare this work the next time; nothing is wrong now."""
 
 
 class Stage(Protocol):
@@ -77,6 +79,7 @@ class Phase(StrEnum):
     CHANGED = "changed"
     VERIFIED = "verified"
     WARNING = "warning"
+    ADVICE = "advice"
     UNKNOWN = "unknown"
     BLOCKED = "blocked"
 
@@ -127,8 +130,9 @@ def _settle(stage: Stage, report: Reporter, emit: Emit, agree: Agree) -> Outcome
             report(Report(stage.name, Phase.BLOCKED, plan.blocked.message))
             raise plan.blocked
         if not plan.steps:
-            for line in plan.warnings:
-                report(Report(stage.name, Phase.WARNING, line))
+            for phase, lines in ((Phase.WARNING, plan.warnings), (Phase.ADVICE, plan.advice)):
+                for line in lines:
+                    report(Report(stage.name, phase, line))
             return Outcome(stage.name, found, tuple(changed), plan.warnings)
         if round_ == ROUNDS:
             raise Failed(
@@ -194,6 +198,7 @@ def preview(stages: Iterable[Stage], report: Reporter) -> tuple[Preview, ...]:
             (Phase.PLANNED, tuple(step.line for step in plan.steps)),
             (Phase.LATER, plan.later),
             (Phase.WARNING, plan.warnings),
+            (Phase.ADVICE, plan.advice),
         ):
             for line in lines:
                 report(Report(stage.name, phase, line))

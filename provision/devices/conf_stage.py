@@ -32,6 +32,8 @@ class EditConf:
     edits: tuple[edits.Edit, ...]
     new: bytes
     lines: tuple[str, ...]
+    outlived: tuple[tuple[str, str], ...] = ()
+    """Rules it takes out that the running container keeps, for a number which another driver has: rule, driver."""
 
     @property
     def line(self) -> str:
@@ -113,9 +115,10 @@ class DevicesStage:
             entries = tuple((e.key, e.value) for e in made.edits if isinstance(e, edits.Insert))
             steps = (HotPlug(self._vmid, facts.host.conf_digest, entries),)
         else:
-            new = edits.edit(document, made.edits).render()
-            digest = facts.host.conf_digest
-            steps = (EditConf(self._vmid, facts.host.conf_path, digest, made.edits, new, made.lines),)
+            edited = edits.edit(document, made.edits)
+            left = outlived(document.main, edited.main, facts.host) if facts.inside is not None else ()
+            path, digest = facts.host.conf_path, facts.host.conf_digest
+            steps = (EditConf(self._vmid, path, digest, made.edits, edited.render(), made.lines, left),)
         return Plan(steps, self._forbidden(document, facts), warnings=made.warnings)
 
     def _can_hot_plug(self, document: conf.Document, facts: DevicesView, made: tuple[edits.Edit, ...]) -> bool:
@@ -146,6 +149,7 @@ class DevicesStage:
         args = {"vmid": step.vmid, "digest": step.digest, "text": step.new.decode("latin-1")}
         self._scout.forget()
         done = self._scout.doors.host.call("host.edit_conf", args, emit=emit, timeout_s=60.0)
+        self._scout.outlived.update(step.outlived)
         if done["digest"] != hashlib.sha1(step.new, usedforsecurity=False).hexdigest():
             raise Failed(
                 f"{step.path} was written, but reads differently", hint="see the backup " + done["backup"]
@@ -159,3 +163,19 @@ class DevicesStage:
         waiting = f"; it waits for the next start: {', '.join(done['pending'])}" if done["pending"] else ""
         told = "; ".join(f"`{key}: {value}`" for key, value in step.entries)
         return f"gave the running {ct_name(step.vmid)} {told}{waiting}"
+
+
+def outlived(before: conf.View, after: conf.View, host: HostFacts) -> tuple[tuple[str, str], ...]:
+    """Allow rules that an edit takes out while a driver other than NVIDIA's has their number."""
+    known = wanted.drivers(host)
+    if known is None or conf.unprivileged(before):
+        return ()
+    kept = {line.value for line in after.raw if line.key == rules.ALLOW}
+    found: dict[str, str] = {}
+    for line in before.raw:
+        rule = rules.parse_rule(line.value) if line.key == rules.ALLOW and line.value not in kept else None
+        if rule is None or rule.major is None or rule.major in known.majors.values():
+            continue
+        if owner := ", ".join(known.names.get(rule.major, ())):
+            found[line.value] = owner
+    return tuple(found.items())

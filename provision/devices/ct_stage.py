@@ -33,10 +33,11 @@ class CtView:
 
 
 @dataclass(frozen=True, slots=True)
-class AllowLive:
-    """Device rules for the container that runs: what its configuration allows and it was not started with."""
+class LiveRules:
+    """A change of the running container's device rules, to what its configuration says by now."""
 
-    rules: tuple[str, ...]
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
     line: str
 
 
@@ -103,15 +104,26 @@ class ContainerStage:
         if useless is not None:
             return Plan((), useless)
         if not bad:
-            return Plan()
+            return self._outlived(name)
         why = "; ".join(dict.fromkeys(bad.values()))
         if self._consent.live and (live := self._live(facts)) and not set(live) <= facts.allowed:
             told = ", ".join(f"`{rule}`" for rule in live)
-            return Plan((AllowLive(live, f"allow {told} in the running {name} (lxc-cgroup), no restart: {why}"),))
+            line = f"allow {told} in the running {name} (lxc-cgroup), no restart: {why}"
+            return Plan((LiveRules(live, (), line),))
         if not self._consent.restart:
             return Plan((), self._needs_restart(facts, why))
         grace = f"it may take {self._consent.grace_s:g} s to shut down, then it is stopped"
         return self._guarded(facts, Power("restart", f"restart {name} ({grace}): {why}"))
+
+    def _outlived(self, name: str) -> Plan:
+        """Rules that only the running container still has: a hole until its restart."""
+        if not (left := self._scout.outlived):
+            return Plan()
+        told = ", ".join(f"`{rule}` ({owner})" for rule, owner in left.items())
+        if self._consent.live:
+            line = f"take {told} from the running {name} (lxc-cgroup), no restart"
+            return Plan((LiveRules((), tuple(left), line),))
+        return Plan(warnings=(f"until its restart the running {name} keeps {told}; --live takes it away at once",))
 
     def _needs_restart(self, facts: CtView, why: str) -> GpuctlError:
         name = ct_name(self._vmid)
@@ -168,26 +180,29 @@ class ContainerStage:
             return Plan((Power("wait", text),), later=(power.line,))
         return Plan((power,))
 
-    def apply(self, step: Power | AllowLive, emit: Emit) -> str:
-        if isinstance(step, AllowLive):
-            return self._allow(step, emit)
+    def apply(self, step: Power | LiveRules, emit: Emit) -> str:
+        if isinstance(step, LiveRules):
+            return self._change_rules(step, emit)
         if step.action == "restart":
             self._restarted = True
         return self._power.make(step, emit)
 
-    def _allow(self, step: AllowLive, emit: Emit) -> str:
-        self._allowed |= frozenset(step.rules)
-        args = {"vmid": self._vmid, "rules": list(step.rules)}
+    def _change_rules(self, step: LiveRules, emit: Emit) -> str:
+        self._allowed |= frozenset(step.allow)
+        for rule in step.deny:
+            self._scout.outlived.pop(rule, None)
+        args = {"vmid": self._vmid, "rules": list(step.allow), "deny": list(step.deny)}
         self._scout.forget()
         done = self._scout.doors.host.call("host.live_rules", args, emit=emit, timeout_s=60.0)
         for ran in done["ran"]:
             if ran["rc"] != 0:
                 raise Failed(
                     f"{' '.join(ran['argv'])} failed with exit status {ran['rc']}",
-                    hint="without --live the container is restarted instead",
+                    hint="a restart of the container brings its rules to what the configuration says",
                     detail=tuple(str(ran["stderr"]).splitlines()[-6:]),
                 )
-        return f"allowed {', '.join(step.rules)} in the running {ct_name(self._vmid)}"
+        verb = "allowed" if step.allow else "took back"
+        return f"{verb} {', '.join((*step.allow, *step.deny))} in the running {ct_name(self._vmid)}"
 
 
 _START_HINT: Final = "stage host makes missing nodes; a line for a device that is gone must be taken out by hand"

@@ -47,6 +47,7 @@ class PowerSwitch:
         name, doors = ct_name(self._vmid), self._scout.doors
         if step.action == "restart":
             self._shut_down(emit)
+        self._scout.outlived.clear()
         warnings = doors.api.start(doors.node, self._vmid, timeout_s=self._limit_s)
         self._await_running()
         self._ready_by = time.monotonic() + READY_S

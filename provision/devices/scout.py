@@ -48,6 +48,11 @@ class Scout(Protocol):
         """None while the container isn't running."""
         ...
 
+    @property
+    def outlived(self) -> dict[str, str]:
+        """Rules taken out of the configuration in this run that the running container still has: rule, whose it is."""
+        ...
+
     def forget(self) -> None:
         """Something was changed: what was read is no longer true."""
         ...
@@ -59,6 +64,7 @@ class LiveScout:
     def __init__(self, doors: Doors, container: Container, vmid: int) -> None:
         self.doors = doors
         self._container, self._vmid = container, vmid
+        self.outlived: dict[str, str] = {}
         self._begun: dict[str, tuple[float, Future[Any]]] = {}
 
     def begin(self) -> None:
@@ -136,6 +142,10 @@ class RecordedScout:
     @property
     def doors(self) -> Doors:
         raise AssertionError("recorded facts lead nowhere")
+
+    @property
+    def outlived(self) -> dict[str, str]:
+        return {}
 
     def host(self) -> HostFacts:
         return self.recorded_host

@@ -172,8 +172,9 @@ class World:
         return {"ran": ran}
 
     def _live_rules(self, args: dict[str, Any]) -> Any:
-        self.rules = (*self.rules, *args["rules"])
-        return {"ran": [{"argv": ["lxc-cgroup", rule], "rc": 0, "stderr": ""} for rule in args["rules"]]}
+        self.rules = (*(rule for rule in self.rules if rule not in args["deny"]), *args["rules"])
+        given = [*args["rules"], *args["deny"]]
+        return {"ran": [{"argv": ["lxc-cgroup", rule], "rc": 0, "stderr": ""} for rule in given]}
 
     def _pct_set(self, args: dict[str, Any]) -> Any:
         """New entries only; a container that runs gets node and rule at once."""

@@ -110,3 +110,40 @@ def test_the_grace_time_reaches_the_shutdown_and_is_said_beforehand(
     pipeline.run(stages(world, container, grace_s=7.0), lambda report: said.append(report.line), ignore)
     assert given == [12.0]
     assert any("it may take 7 s to shut down" in line for line in said)
+
+
+def _strangers_rule(world: Any, container: Container) -> None:
+    """All is right, but the configuration and the running container still allow a number that hidraw has now."""
+    run(world, container)
+    world.drivers = {"hidraw": 246}
+    old = "lxc.cgroup2.devices.allow: c 509:* rwm\n"
+    world.conf.write_text(world.conf.read_text().replace(old, f"{old}lxc.cgroup2.devices.allow: c 246:* rwm\n", 1))
+    world.begin()
+    world.calls.clear()
+
+
+def test_a_rule_for_a_strangers_number_is_taken_out_and_what_the_running_container_keeps_is_warned_of(
+    world: Any, container: Container
+) -> None:
+    _strangers_rule(world, container)
+    outcomes = run(world, container)
+    assert "c 246" not in world.conf.read_text()
+    assert "c 246:* rwm" in world.rules
+    assert outcomes[2].warnings == (
+        "until its restart the running ct200 keeps `c 246:* rwm` (hidraw); --live takes it away at once",
+    )
+
+
+def test_with_live_the_running_container_loses_it_at_once(world: Any, container: Container) -> None:
+    _strangers_rule(world, container)
+    outcomes = run(world, container, live=True)
+    assert outcomes[2].changed == ("took back c 246:* rwm in the running ct200",)
+    assert "c 246:* rwm" not in world.rules
+    assert "shutdown" not in world.calls
+
+
+def test_after_a_restart_there_is_nothing_to_warn_of(world: Any, container: Container) -> None:
+    _strangers_rule(world, container)
+    world.rules = ("c 246:* rwm",)
+    assert [outcome.warnings for outcome in run(world, container)] == [(), (), ()]
+    assert "start" in world.calls
