@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from inventory.errors import ConfigError
 from provision.devices import modprobe
-from provision.devices.facts import HostFacts
 from provision.devices.modprobe import Argv, Calls
-from provision.devices.wanted import Want
+
+if TYPE_CHECKING:
+    # Only types: on the host, where the unit is written, they and what they import would cost time for nothing.
+    from provision.devices.facts import HostFacts
+    from provision.devices.wanted import Want
 
 NAME: Final = "gpuctl-devices.service"
 PATH: Final = f"/etc/systemd/system/{NAME}"

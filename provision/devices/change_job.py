@@ -10,8 +10,7 @@ from typing import Any
 
 from inventory.errors import ConfigError
 from inventory.machine import Emit
-from provision.devices import boot_unit_files, conf, conf_file, modprobe, rules, tool
-from provision.devices import pct_set as pct
+from provision.devices import conf, conf_file, modprobe, rules, tool
 
 STEP_LIMIT_S = 60.0
 """Limit of one nvidia-modprobe; loading the module with many GPUs takes seconds."""
@@ -67,6 +66,8 @@ def pct_set(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG
     (keys that wait for the next start), `text` (what Proxmox said) and `backup` ("" when nothing changed).
     Raises `Refused` or `Failed` with Proxmox's own text when it does not, `ConfigError` for other keys.
     """
+    from provision.devices import pct_set as pct
+
     vmid = conf_file.vmid_of(args)
     values = {str(key): str(value) for key, value in dict(args.get("set") or {}).items()}
     wanted = pct.asked(values, [str(key) for key in args.get("delete") or ()])
@@ -110,6 +111,8 @@ def boot_unit(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: A
     Returns `path`, `text`, `installed`, `enabled`, `changed`. Raises `Refused` when a unit of this name isn't ours,
     `Failed` with systemctl's own words, `ConfigError` for another action or a text that calls something else.
     """
+    from provision.devices import boot_unit_files
+
     action = args.get("action")
     if action == "show":
         return boot_unit_files.show().to_json()
