@@ -14,7 +14,7 @@ _VFIO = "take the card out of the vfio-pci ids in /etc/modprobe.d and off every 
 
 def why_not_loaded(host: HostFacts) -> tuple[Cause, ...]:
     """Why no driver holds major 195; the first is the root. Never empty."""
-    taken = foreign(host, len(_gpus(host)))
+    taken = foreign(host, None)
     module = host.module("nvidia")
     if module is not None and module.on_disk is False and not module.loaded:
         cause = not_built(host, "nvidia")
@@ -23,7 +23,7 @@ def why_not_loaded(host: HostFacts) -> tuple[Cause, ...]:
         return (cause,) if taken is None else (cause, taken)
     if taken is not None and not taken.note:
         return (taken,)
-    found = (*flavours(host, 0), *refused(host))
+    found = (*flavours(host, None), *refused(host))
     if found:
         return found
     if host.pci and not _gpus(host):
@@ -107,8 +107,8 @@ def refused(host: HostFacts, more: str = "") -> Iterator[Cause]:
         )
 
 
-def flavours(host: HostFacts, count: int) -> Iterator[Cause]:
-    """Cards that the installed driver can't serve; a note when `count` others are served."""
+def flavours(host: HostFacts, count: int | None) -> Iterator[Cause]:
+    """Cards that the installed driver can't serve; a note when `count` others are served (None: never)."""
     said = driver.log(host.kernel_log.text)
     have = driver.flavour(host)
     for needed, what in (("open", "needs-open"), ("proprietary", "needs-closed")):
@@ -153,14 +153,14 @@ def _must_be(card: Pci) -> str:
     return "open" if number >= driver.BLACKWELL else "proprietary" if 0 < number < driver.TURING else ""
 
 
-def _served(host: HostFacts, bad: dict[str, str], count: int) -> bool:
+def _served(host: HostFacts, bad: dict[str, str], count: int | None) -> bool:
     """Whether the driver shows as many other GPUs as are needed."""
     good = [g for g in host.gpus if not g.excluded and not any(driver.same_gpu(g.bus, b) for b in bad)]
-    return 0 < count <= len(good)
+    return count is not None and count <= len(good)
 
 
-def foreign(host: HostFacts, count: int) -> Cause | None:
-    """GPUs that another driver has; a note when the driver still shows `count`."""
+def foreign(host: HostFacts, count: int | None) -> Cause | None:
+    """GPUs that another driver has; a note when the driver still shows `count` (None: needs all there are)."""
     if not host.foreign:
         return None
     names = several(name for _, name in host.foreign)
@@ -170,11 +170,13 @@ def foreign(host: HostFacts, count: int) -> Cause | None:
     text = f"{noun} {several(addresses)} {are(addresses)} bound to {names}, so the NVIDIA driver can't have it"
     if left:
         text += f"; {left} other{'s are' if left > 1 else ' is'} left to it"
+    enough = (count is not None and count <= len(host.gpus)) or (left > 0 and not host.gpus)
+    said = tuple(t.text for t in driver.log(host.kernel_log.text) if t.what == "not-probed")
     return Cause(
         CauseId.FOREIGN_DRIVER,
         text,
-        tuple(f"{address}: driver {name}" for address, name in host.foreign),
-        note=0 < count <= len(host.gpus) or (left > 0 and not host.gpus),
+        (*(f"{address}: driver {name}" for address, name in host.foreign), *said),
+        note=enough,
         hint=_VFIO if "vfio-pci" in names else _BLACKLIST,
     )
 

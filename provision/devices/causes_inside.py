@@ -237,7 +237,7 @@ def _gpu(scene: Scene, kind: CauseId, which: str, seen: list[Seen]) -> Cause:
     buses = [g.bus for access, _ in seen for g in scene.host.gpus if g.minor == access.item.minor]
     said = [t for t in driver.log(scene.host.kernel_log.text) if t.what in ("init", "xid", "fallen", "lost")]
     mine = [t.text for t in said if not t.address or any(driver.same_gpu(t.address, bus) for bus in buses)]
-    flavour = next((c for c in causes_host.flavours(scene.host, 0)), None)
+    flavour = next((c for c in causes_host.flavours(scene.host, None)), None)
     if flavour is not None:
         return flavour.leads_to(text).with_evidence(*mine)
     hint = "see `dmesg | grep -i -e xid -e nvrm` on the host; a restart of the container does not help"

@@ -72,7 +72,8 @@ _HINTS = {
     CauseId.HOST_NODE_NUMBER: "on the host: nvidia-modprobe makes it anew; whatever made it by hand must go "
     "(a udev rule, a boot script)",
     CauseId.HOST_NODE_KIND: "on the host: remove it, then nvidia-modprobe makes the node",
-    CauseId.OWNER_OR_MODE: "pass it in by dev[n] with mode=0666, or let the driver make 0666 nodes",
+    CauseId.OWNER_OR_MODE: "pass it in by dev[n] with mode=0666 (without mode= Proxmox makes it 0660 for root inside), "
+    "or let the driver make 0666 nodes",
     CauseId.NOT_LOOKED: "gpuctl must be root on the host",
 }
 
@@ -89,14 +90,16 @@ def causes(scene: Scene, faults: tuple[Broken, ...]) -> tuple[Cause, ...]:
         text = f"on the host {'; '.join(reasons(mine))}"
         evidence = tuple(str(scene.host.node(bad.item.path)) for bad in mine)
         if kind is CauseId.HOST_NODE:
-            evidence = tuple(f"{b.item.driver} has {b.item.path} as {_number(scene, b.item)}" for b in mine)
+            evidence = tuple(_should_be(scene, bad.item) for bad in mine)
         found.append(Cause(kind, text, evidence, _FOLLOWS.get(kind, ""), hint=_HINTS[kind]))
     return _unrepaired(scene, tuple(dict.fromkeys(found)))
 
 
-def _number(scene: Scene, item: wanted.Want) -> str:
+def _should_be(scene: Scene, item: wanted.Want) -> str:
     number = scene.known.number(item, scene.host)
-    return f"{number[0]}:{number[1]}" if number else "a number that is not known"
+    if number is None:
+        return str(scene.host.node(item.path))
+    return f"{item.path} should be {number[0]}:{number[1]}, as {item.driver} has it"
 
 
 def _unrepaired(scene: Scene, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
@@ -148,6 +151,8 @@ def gpus(scene: Scene) -> Iterator[Cause]:
         yield excluded(left_out, ())
     lost = _lost(scene)
     yield from lost
+    if scene.inside is None and not lost:
+        yield from _failed(scene)
     if scene.goal.too_few and taken is None and not left_out and not lost:
         yield Cause(
             CauseId.GPU_MISSING,
@@ -193,6 +198,17 @@ def _lost(scene: Scene) -> tuple[Cause, ...]:
             hint="power off the host fully; when it comes back: power supply, riser, seat, temperature",
         ),
     )
+
+
+def _failed(scene: Scene) -> Iterator[Cause]:
+    """GPUs that failed to initialise at some time of this boot; only opening them tells whether they still do."""
+    told = [t for t in driver.log(scene.host.kernel_log.text) if t.what == "init"]
+    mine = [g for g in scene.host.gpus if _mine(scene, g) and any(driver.same_gpu(t.address, g.bus) for t in told)]
+    if mine:
+        names = several(f"{gpu.bus} (nvidia{gpu.minor})" for gpu in mine)
+        text = f"the kernel's log of this boot says that the GPU at {names} failed to initialise"
+        evidence = tuple(t.text for t in told if any(driver.same_gpu(t.address, gpu.bus) for gpu in mine))
+        yield Cause(CauseId.GPU_FAULT, text, evidence, note=True, hint="`gpuctl preflight` opens it and tells")
 
 
 def _xid79(told: driver.Told) -> bool:

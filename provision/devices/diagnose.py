@@ -160,8 +160,11 @@ def _around(scene: Scene, *, broken: bool) -> list[Cause]:
     if guest is not None and guest.ha:
         text = f"{name} is managed by high availability: start and stop go through it, and it may restart {name} itself"
         found.append(Cause(CauseId.HA_MANAGED, text, note=True))
-    if scene.hooked:
-        text = f"{name} has {several(line.key for line in scene.hooked)}, which may do things that gpuctl does not see"
-        evidence = tuple(f"line {line.number}: {line.key}: {line.value}" for line in scene.hooked)
-        found.append(Cause(CauseId.UNSEEN, text, evidence, note=True))
+    unseen = [f"line {line.number}: {line.key}: {line.value}" for line in scene.hooked]
+    if script := scene.document.main.values.get("hookscript"):
+        unseen.append(f"hookscript: {script}")
+    if unseen:
+        keys = [line.key for line in scene.hooked] + (["hookscript"] if script else [])
+        text = f"{name} has {several(keys)}, which may do things that gpuctl does not see"
+        found.append(Cause(CauseId.UNSEEN, text, tuple(unseen), note=True))
     return found

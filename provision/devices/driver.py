@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from provision.devices.facts import HostFacts
@@ -127,6 +128,7 @@ def _joined(text: str) -> str:
     return re.sub(r"\s+", " ", " ".join(re.sub(r"^\s*NVRM:\s*", " ", row) for row in rows))
 
 
+@lru_cache(maxsize=16)
 def log(text: str) -> tuple[Told, ...]:
     """What the kernel's log says about the driver and its GPUs, each thing once, in the order of the log."""
     whole = _joined(text)
