@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpuctl.lab.holder import remove_cgroup
 from gpuctl.lab.lxc_config import cgroup_dirs
 from gpuctl.lab.namespaces import View
 from gpuctl.lab.pve.backend import TaskFailed, TaskLog
@@ -129,6 +130,9 @@ class Container:
 
 def start(tools: Tools, cgroup: str, env: dict[str, str], log: TaskLog) -> Container:
     """Start from the configuration in lxcpath. Raises `TaskFailed`; what LXC said goes to the log."""
+    for folder in cgroup_dirs(cgroup, tools.vmid):
+        # Of a start that failed, or of a monitor that is just ending: LXC gives up where one of this name exists.
+        remove_cgroup(tools.host.root / "sys/fs/cgroup" / folder)
     record = f"{tools.lxcpath}/{tools.vmid}/lxc.log"
     place = tools.host.root / record.lstrip("/")
     place.unlink(missing_ok=True)
@@ -164,7 +168,7 @@ def require_enforced(container: Container) -> None:
 
 def _first_process(tools: Tools, cgroup: str) -> int | None:
     """The daemon's number for the container's process 1: cgroup.procs is read in the reader's own pid namespace."""
-    file = tools.host.root / "sys/fs/cgroup" / cgroup_dirs(cgroup, tools.vmid)[1] / "cgroup.procs"
+    file = tools.host.root / "sys/fs/cgroup" / cgroup_dirs(cgroup, tools.vmid)[1] / "ns/cgroup.procs"
     end = time.monotonic() + 5
     while time.monotonic() < end:
         with contextlib.suppress(OSError):

@@ -76,12 +76,12 @@ def passthrough_name(entry: Passthrough) -> str:
 
 
 def cgroup_dirs(cgroup: str, vmid: int) -> tuple[str, str]:
-    """Folders below the cgroup root of the monitor and of what runs in the container."""
-    return f"{cgroup}/lxc.monitor/{vmid}", f"{cgroup}/lxc/{vmid}/ns"
+    """Folders below the cgroup root of the monitor and of the container, whose processes are in `ns` below it."""
+    return f"{cgroup}/lxc.monitor/{vmid}", f"{cgroup}/lxc/{vmid}"
 
 
 def _machine(conf: Conf, place: Place) -> Iterable[Line]:
-    monitor, inner = cgroup_dirs(place.cgroup, conf.vmid)
+    monitor, payload = cgroup_dirs(place.cgroup, conf.vmid)
     yield "lxc.uts.name", str(conf.main.values.get("hostname") or f"CT{conf.vmid}")
     yield "lxc.rootfs.path", f"dir:{_escape(place.home)}/rootfs"
     # LXC's own place for it lies below /usr, which is shown inside: the container would see itself in there.
@@ -98,8 +98,8 @@ def _machine(conf: Conf, place: Place) -> Iterable[Line]:
     yield "lxc.cgroup.relative", "0"
     yield "lxc.cgroup.dir.monitor", monitor
     yield "lxc.cgroup.dir.monitor.pivot", f"{place.cgroup}/lxc.pivot"
-    yield "lxc.cgroup.dir.container", inner.rpartition("/")[0]
-    yield "lxc.cgroup.dir.container.inner", inner.rpartition("/")[2]
+    yield "lxc.cgroup.dir.container", payload
+    yield "lxc.cgroup.dir.container.inner", "ns"
     for name, value in place.env.items():
         yield "lxc.environment", f"{name}={value}"
 
