@@ -82,22 +82,24 @@ def pct_set(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG
 
 
 def live_rules(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:  # noqa: ARG001
-    """Let a running container use more devices, until its next start. args: `vmid`, `rules` (`c 509:* rwm`).
+    """Let a running container use other devices, until its next start. args: `vmid`, `rules` to allow, `deny`.
 
-    Returns `ran`, a list of `argv`, `rc`, `stderr`, one for each rule; the first that fails ends it.
+    A rule is like `c 509:* rwm`. Returns `ran`, a list of `argv`, `rc`, `stderr`, one for each rule; the first that
+    fails ends it.
     Raises `ConfigError` for what is no rule or speaks about every major, `Failed` without lxc-cgroup.
     """
     vmid = conf_file.vmid_of(args)
-    wanted = [str(rule) for rule in args.get("rules", ())]
-    for text in wanted:
+    keys = (("devices.allow", "rules"), ("devices.deny", "deny"))
+    wanted = [(key, str(rule)) for key, name in keys for rule in args.get(name, ())]
+    for _, text in wanted:
         rule = rules.parse_rule(text)
         if rule is None or rule.major is None or str(rule) != text:
             raise ConfigError(f"{text!r} is no rule for one major", hint="for example: c 509:* rwm")
     if len(wanted) > MOST_RULES:
         raise ConfigError(f"{len(wanted)} rules at once are more than {MOST_RULES}")
     ran = []
-    for text in wanted:
-        argv = ("lxc-cgroup", "-n", str(vmid), "devices.allow", text)
+    for key, text in wanted:
+        argv = ("lxc-cgroup", "-n", str(vmid), key, text)
         done = tool.run(argv, RULE_LIMIT_S, missing="is this a Proxmox VE host?", late="is the container frozen?")
         ran.append(done.to_json())
         if done.rc != 0:

@@ -143,10 +143,12 @@ def _runs(pid: int) -> bool:
 class TestLiveRules:
     def test_each_rule_is_given_to_lxc(self, program: Make) -> None:
         program("lxc-cgroup", "exit 0")
-        ran = change_job.live_rules({"vmid": 200, "rules": ["c 509:* rwm", "c 195:0 rw"]}, ignore)["ran"]
+        rules = {"rules": ["c 509:* rwm", "c 195:0 rw"], "deny": ["c 246:* rwm"]}
+        ran = change_job.live_rules({"vmid": 200, **rules}, ignore)["ran"]
         assert [one["argv"] for one in ran] == [
             ["lxc-cgroup", "-n", "200", "devices.allow", "c 509:* rwm"],
             ["lxc-cgroup", "-n", "200", "devices.allow", "c 195:0 rw"],
+            ["lxc-cgroup", "-n", "200", "devices.deny", "c 246:* rwm"],
         ]
 
     def test_the_first_that_fails_is_the_last(self, program: Make) -> None:
