@@ -1,4 +1,4 @@
-"""`gpuctl devices undo` and `gpuctl devices boot-unit`: backups of the configuration, and the lasting fix on the host."""
+"""`gpuctl devices undo` and `boot-unit`: backups of the configuration, and the lasting fix on the host."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpuctl.link import Link
     from inventory.loader import Loaded
     from provision.devices.facts import Backup
+    from provision.devices.wanted import Want
 
 _yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
@@ -154,8 +155,8 @@ def boot_unit(
     loaded = options.loaded(inventory)
     names = _containers(loaded, name)
     with Link(loaded, names[0]) as link:
-        argvs = tuple(dict.fromkeys(argv for each in names for argv in _argvs(loaded, each, link)))
-        text = unit.unit_text(argvs)
+        wants = dict.fromkeys(want for each in names for want in _wants(loaded, each, link))
+        text, left_out = unit.unit_text(unit.argvs(link.scout.host(), tuple(wants))), unit.left_out(wants)
         done = link.host.call("host.boot_unit", {"action": "show"}, timeout_s=60.0)
         what = f"{action} {done['path']} on host {link.host_name}"
         if action != "show" and not dry_run:
@@ -164,8 +165,11 @@ def boot_unit(
                 words = {"action": action, **({"text": text} if action == "install" else {})}
                 done = link.host.call("host.boot_unit", words, timeout_s=120.0)
     if as_json:
-        print_json({"host": link.host_name, "lab": link.lab, "action": action, "dry_run": dry_run, **done})
+        told = {"host": link.host_name, "lab": link.lab, "action": action, "dry_run": dry_run, **done}
+        print_json({**told, "wanted_text": text, "left_out": list(left_out)})
         return int(Exit.GOOD)
+    for line in left_out:
+        click.echo(f"{link.mark}warning: {line}", err=True)
     if action == "show" or dry_run:
         click.echo(text if not done["installed"] else done["text"], nl=False)
         state = "is installed" + (" and enabled" if done["enabled"] else ", but not enabled")
@@ -189,9 +193,8 @@ def _containers(loaded: Loaded, name: str | None) -> tuple[str, ...]:
     return (options.pick(loaded, name),)
 
 
-def _argvs(loaded: Loaded, name: str, link: Link) -> tuple[tuple[str, ...], ...]:
-    """The calls that make one container's nodes at boot."""
-    from provision.devices import boot_unit as unit
+def _wants(loaded: Loaded, name: str, link: Link) -> tuple[Want, ...]:
+    """The nodes that one container needs."""
     from provision.devices import conf, wanted
     from provision.devices.facts import HostFacts
 
@@ -203,8 +206,7 @@ def _argvs(loaded: Loaded, name: str, link: Link) -> tuple[tuple[str, ...], ...]
     )
     if host.conf.state != "present":
         raise CannotLook(f"{name} has no configuration on host {link.host_name}", hint="see gpuctl devices show")
-    goal = wanted.wanted(container, host, conf.parse(host.conf.text).main)
-    return unit.argvs(host, goal.nodes)
+    return wanted.wanted(container, host, conf.parse(host.conf.text).main).nodes
 
 
 COMMANDS: Final[dict[str, click.Command]] = {"undo": undo, "boot-unit": boot_unit}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +153,7 @@ def test_the_boot_unit_is_shown_installed_and_removed(lab: Lab) -> None:
 
 def test_with_the_boot_unit_the_next_reboot_leaves_only_the_moved_number(lab: Lab) -> None:
     before = lab.conf.read_bytes()
+    lab.conf.write_text(re.sub(r"c (509|511):", "c 500:", lab.conf.read_text()))
     assert lab.run("devices", "boot-unit", "pve", "--install", "--yes").returncode == 0
     try:
         lab.lab("reboot")
