@@ -36,6 +36,8 @@ class HostPlan:
     blocked: GpuctlError | None = None
     warnings: tuple[str, ...] = ()
     """What is not as it should be, though it does not keep the nodes from being right."""
+    advice: tuple[str, ...] = ()
+    """What would spare these steps after the next boot; nothing is wrong without it."""
 
 
 def host_plan(host: HostFacts, container: Container, tried: frozenset[Argv] = frozenset()) -> HostPlan:
@@ -46,14 +48,13 @@ def host_plan(host: HostFacts, container: Container, tried: frozenset[Argv] = fr
     document = conf.parse(host.conf.text)
     goal = wanted.wanted(container, host, document.main)
     scene = Scene(f"ct{host.vmid}", host, document, known, goal, container.gpus.count)
-    warnings = _warnings(scene, tried)
     if "nvidia" not in known.majors:
         made = _without_driver(host, tried)
     elif (hopeless := _hopeless(scene)) is not None:
         made = HostPlan(blocked=hopeless)
     else:
         made = _with_driver(scene, tried)
-    return HostPlan(made.steps, made.blocked, warnings)
+    return HostPlan(made.steps, made.blocked, _warnings(host), _advice(scene, tried))
 
 
 _NEVER = (
@@ -191,20 +192,23 @@ def _no_help(host: HostFacts, faults: tuple[causes_nodes.Broken, ...], roots: tu
 _EXPLAINS = (CauseId.NODES_FORBIDDEN, CauseId.SECURE_BOOT, CauseId.MODULE_OLDER)
 
 
-def _warnings(scene: Scene, tried: frozenset[Argv]) -> tuple[str, ...]:
-    host = scene.host
-    found = [causes_host.older_module(host, broken=False), causes_host.peer_to_peer(host)]
-    told = [f"{cause.text}; {cause.hint}" for cause in found if cause is not None]
+def _warnings(host: HostFacts) -> tuple[str, ...]:
+    found = (causes_host.older_module(host, broken=False), causes_host.peer_to_peer(host))
+    return tuple(f"{cause.text}; {cause.hint}" for cause in found if cause is not None)
+
+
+def _advice(scene: Scene, tried: frozenset[Argv]) -> tuple[str, ...]:
+    """Only where nvidia-uvm was missing after this boot, in this run too once it has been loaded."""
     absent = "nvidia" in scene.known.majors and any(
         bad.item.driver == "nvidia-uvm" and bad.id in (CauseId.DRIVER_NOT_LOADED, CauseId.HOST_NODE)
         for bad in causes_nodes.broken(scene)
     )
-    if host.boot_unit.state is State.ABSENT and (absent or UVM in tried):
-        told.append(
-            "nvidia-uvm was not there after this boot and will not be after the next: "
-            f"`gpuctl devices boot-unit {scene.name} --install` makes it before Proxmox starts its guests"
-        )
-    return tuple(told)
+    if scene.host.boot_unit.state is not State.ABSENT or not (absent or UVM in tried):
+        return ()
+    return (
+        "nvidia-uvm was not there after this boot and will not be after the next: "
+        f"`gpuctl devices boot-unit {scene.name} --install` makes it before Proxmox starts its guests",
+    )
 
 
 def failure(host: HostFacts, argv: Argv, rc: int, stderr: str) -> GpuctlError:
