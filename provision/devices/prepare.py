@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inventory.errors import CannotLook, Failed, GpuctlError
 from inventory.model import Container
-from provision.devices import causes_host, causes_nodes, conf, driver, plan, wanted
+from provision.devices import causes_host, causes_nodes, conf, driver, modprobe, plan, wanted
 from provision.devices.cause import Cause, CauseId, Scene
 from provision.devices.facts import HostFacts, State
 
@@ -71,9 +70,8 @@ def _without_driver(host: HostFacts, tried: frozenset[Argv]) -> HostPlan:
     if cause.id is CauseId.DRIVER_NOT_LOADED:
         text = f"nvidia-modprobe ran, but the NVIDIA driver is not loaded on kernel {host.kernel}"
         reason = Failed(text, hint=cause.hint, detail=cause.evidence)
-    return _guarded(
-        host, tried, (_load(("nvidia-modprobe", "-c", "0"), "the NVIDIA driver is not loaded"),), reason
-    )
+    load = Prepare((("nvidia-modprobe", "-c", "0"),), "the NVIDIA driver is not loaded")
+    return _guarded(host, tried, (load,), reason)
 
 
 def _hopeless(scene: Scene) -> GpuctlError | None:
@@ -121,41 +119,31 @@ _UNKNOWN = {
 }
 
 
-def _load(argv: Argv, why: str) -> Prepare:
-    return Prepare((argv,), why)
+_CAPABILITIES = {1: "mig/config", 2: "mig/monitor"}
+"""Capabilities whose minors are fixed (open-gpu-kernel-modules, nv-caps.c); those of MIG instances are not."""
 
 
 def _make(name: str, faults: list[causes_nodes.Broken]) -> list[Prepare]:
-    """nvidia-modprobe's calls for the nodes of one driver (options: nvidia-modprobe 610, option-table.h)."""
-    why = "; ".join(causes_nodes.reasons(faults))
-    unloaded = any(bad.id is CauseId.DRIVER_NOT_LOADED for bad in faults)
-    minors = [bad.item.minor for bad in faults]
+    """nvidia-modprobe's calls for the nodes of one driver; none when there is no way."""
+    calls = _calls(name, frozenset(bad.item.minor for bad in faults))
+    # The driver registers caps, nvswitch and nvlink itself when it is loaded, or not at all.
+    registered = name not in ("nvidia", "nvidia-uvm") and any(b.id is CauseId.DRIVER_NOT_LOADED for b in faults)
+    if calls is None or registered:
+        return []
+    return [Prepare(calls.argvs(), "; ".join(causes_nodes.reasons(faults)))]
+
+
+def _calls(name: str, minors: frozenset[int]) -> modprobe.Calls | None:
     if name == "nvidia-uvm":
-        return [_load(UVM, why)]
+        return modprobe.Calls(uvm=True)
     if name == "nvidia":
-        argvs: list[Argv] = []
-        if plain := [minor for minor in minors if minor != 254]:
-            argvs.append(("nvidia-modprobe", *_each(plain)))
-        if 254 in minors:
-            argvs.append(("nvidia-modprobe", "-m"))
-        return [Prepare(tuple(argvs), why)]
-    if unloaded:
-        return []  # these are registered by the driver itself or not at all
-    if name == "nvidia-caps":
-        files = {1: "mig/config", 2: "mig/monitor"}
-        if any(minor not in files for minor in minors):
-            return []
-        return [
-            _load(("nvidia-modprobe", "-f", f"/proc/driver/nvidia/capabilities/{files[minor]}"), why)
-            for minor in minors
-        ]
+        return modprobe.Calls(gpus=minors - {254}, modeset=254 in minors)
+    if name == "nvidia-caps" and minors <= set(_CAPABILITIES):
+        files = frozenset(f"/proc/driver/nvidia/capabilities/{_CAPABILITIES[minor]}" for minor in minors)
+        return modprobe.Calls(capabilities=files)
     if name == "nvidia-nvswitch":
-        return [_load(("nvidia-modprobe", "-s", *_each(minors)), why)]
-    return [_load(("nvidia-modprobe", "-l"), why)] if name == "nvidia-nvlink" else []
-
-
-def _each(minors: Iterable[int]) -> tuple[str, ...]:
-    return tuple(word for minor in minors for word in ("-c", str(minor)))
+        return modprobe.Calls(switches=minors)
+    return modprobe.Calls(nvlink=True) if name == "nvidia-nvlink" else None
 
 
 def _guarded(host: HostFacts, tried: frozenset[Argv], steps: tuple[Prepare, ...], reason: GpuctlError) -> HostPlan:
