@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import secrets
@@ -20,8 +21,8 @@ from gpuctl.lab.control import Call, ControlServer
 from gpuctl.lab.kernel import Kernel
 from gpuctl.lab.machine import Node
 from gpuctl.lab.ssh import SshServer
-from gpuctl.lab.state import VMID, LabDir, LabInfo, open_dir, read_info, write_json
-from inventory.errors import Failed
+from gpuctl.lab.state import ERROR_LINE, TOLD, VMID, LabDir, LabInfo, open_dir, read_info, write_json
+from inventory.errors import Failed, GpuctlError
 
 if TYPE_CHECKING:
     from gpuctl.lab.hub import RunningHub
@@ -189,7 +190,10 @@ class Daemon:
 
 
 def main(argv: list[str]) -> int:
-    """Run labd for the folder `argv[0]`; `argv[1:]` are `NAME=PORT`. Returns 3 when another labd has the folder."""
+    """Run labd for the folder `argv[0]`; `argv[1:]` are `NAME=PORT`.
+
+    Returns 3 when another labd has the folder, 4 when the log's last line tells an error that is meant for the user.
+    """
     os.umask(0o022)
     lab = open_dir(argv[0])
     lab.root.mkdir(parents=True, exist_ok=True)
@@ -205,6 +209,9 @@ def main(argv: list[str]) -> int:
     ports = PORTS | {name: int(port) for name, _, port in (word.partition("=") for word in argv[1:])}
     try:
         asyncio.run(_run(lab, ports))
+    except GpuctlError as error:
+        sys.stderr.write(f"{ERROR_LINE}{json.dumps(error.to_json())}\n")
+        return TOLD
     except Exception:
         _log.exception("labd failed")
         return 1

@@ -129,7 +129,10 @@ class Container:
 
 
 def start(tools: Tools, cgroup: str, env: dict[str, str], log: TaskLog) -> Container:
-    """Start from the configuration in lxcpath. Raises `TaskFailed`; what LXC said goes to the log."""
+    """Start from the configuration in lxcpath. Raises `TaskFailed`; what LXC said goes to the log.
+
+    Raises `Unfit` when the container runs, but not where LXC puts it on a pure cgroup2 host.
+    """
     for folder in cgroup_dirs(cgroup, tools.vmid):
         # Of a start that failed, or of a monitor that is just ending: LXC gives up where one of this name exists.
         remove_cgroup(tools.host.root / "sys/fs/cgroup" / folder)
@@ -137,11 +140,16 @@ def start(tools: Tools, cgroup: str, env: dict[str, str], log: TaskLog) -> Conta
     place = tools.host.root / record.lstrip("/")
     place.unlink(missing_ok=True)
     done = tools.run("lxc-start", "-o", record, "-l", "INFO")
-    pid = _first_process(tools, cgroup) if done.returncode == 0 else None
-    if pid is None:
+    if done.returncode:
         for line in _errors(place):
             log(line)
         raise TaskFailed(f"startup for container '{tools.vmid}' failed")
+    pid = _first_process(tools, cgroup)
+    if pid is None:
+        if tools.run("lxc-info", "-s", "-H").stdout.strip() == "STOPPED":
+            raise TaskFailed(f"startup for container '{tools.vmid}' failed")
+        tools.run("lxc-stop", "-k")
+        raise _unfit("its container is not in the unified hierarchy")
     return Container(tools, pid, env)
 
 
@@ -160,10 +168,14 @@ def require_enforced(container: Container) -> None:
     )
     # EPERM is the rule's own answer, also where the container may not even make the node.
     if "not permitted" not in done.stderr:
-        raise Unfit(
-            f"this kernel does not enforce LXC's device rules ({done.stderr.strip()[-80:] or 'open succeeded'})",
-            hint="level 1 needs cgroup2 and BPF device programs (CONFIG_CGROUP_BPF); level 0 works without",
-        )
+        raise _unfit(done.stderr.strip()[-80:] or "a node without a rule could be opened")
+
+
+def _unfit(why: str) -> Unfit:
+    return Unfit(
+        f"LXC's device rules are not enforced on this machine: {why}",
+        hint="level 1 needs cgroup2 and BPF device programs (CONFIG_CGROUP_BPF); level 0 works without",
+    )
 
 
 def _first_process(tools: Tools, cgroup: str) -> int | None:

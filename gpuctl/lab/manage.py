@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuctl.lab import plain, processes, real
-from gpuctl.lab.state import VMID, LabDir, LabInfo, read_info
-from inventory.errors import CannotLook, Failed, Refused
+from gpuctl.lab.state import ERROR_LINE, TOLD, VMID, LabDir, LabInfo, read_info
+from inventory.errors import CannotLook, Failed, GpuctlError, Refused
 from inventory.reentry import command
 
 UP_LIMIT_S: Final = 60.0
@@ -62,6 +62,8 @@ def up(lab: LabDir, ports: dict[str, int] | None = None, *, level: int | None = 
         pid = daemon_pid(lab)
         if info is not None and pid is not None and info.pid == pid and _answers(info.ports["ssh"]):
             return Started(info, child is not None and child.pid == pid)
+        if child is not None and child.poll() == TOLD:
+            raise _told(lab)
         # 3: another labd took the folder in this very moment; that one is waited for.
         if child is not None and child.poll() not in (None, 3):
             raise Failed(f"the lab in {lab.root} did not start", hint=f"see {lab.log}", detail=_last_lines(lab))
@@ -102,6 +104,8 @@ def down(lab: LabDir, *, purge: bool = False) -> bool:
     if info is not None:
         # What outlived its daemon: without namespaces a killed labd takes nothing with it.
         processes.kill_marked(f"{processes.TOKEN}={info.token}")
+        if info.level == 1:
+            real.remove_cgroups(info.token)
     for rootfs in (lab.host_rootfs, lab.ct_rootfs(VMID)):
         if (rootfs / "dev" / "shm").is_symlink():
             plain.remove_shm(rootfs)
@@ -192,6 +196,12 @@ def _last_lines(lab: LabDir) -> tuple[str, ...]:
         return tuple(lab.log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
     except OSError:
         return ()
+
+
+def _told(lab: LabDir) -> GpuctlError:
+    """The error that labd left as its last words."""
+    line = next((line for line in reversed(_last_lines(lab)) if line.startswith(ERROR_LINE)), f"{ERROR_LINE}{{}}")
+    return GpuctlError.from_json(json.loads(line.removeprefix(ERROR_LINE)))
 
 
 def _require_packages() -> None:

@@ -13,6 +13,7 @@ from gpuctl.lab import lxc, lxc_config, namespaces
 from gpuctl.lab.blueprint import Blueprint, shown
 from gpuctl.lab.container import passthrough_rule, unprivileged
 from gpuctl.lab.driver import native
+from gpuctl.lab.holder import remove_cgroup
 from gpuctl.lab.kernel import UVM_MAJORS
 from gpuctl.lab.nodes import REAL_NODES, LabNode, NodeFiles
 from gpuctl.lab.pve.backend import NodeKind, Passthrough, TaskLog
@@ -42,6 +43,19 @@ def require() -> None:
         )
 
 
+def cgroup_name(token: str) -> str:
+    """A lab's folder below the root of the cgroups."""
+    return f"gpuctl-lab-{token[:12]}"
+
+
+def remove_cgroups(token: str) -> None:
+    """Remove what a lab left of its cgroups. Its host does that at its end, unless it was killed too."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, place, kind, *_ = line.split()
+        if kind == "cgroup2":
+            remove_cgroup(Path(place) / cgroup_name(token))
+
+
 @dataclass(frozen=True, slots=True)
 class Real:
     """Level 1. The host is a process tree of the real root in namespaces of its own; containers are LXC's."""
@@ -60,7 +74,7 @@ class Real:
 
     @property
     def cgroup(self) -> str:
-        return f"gpuctl-lab-{self.token[:12]}"
+        return cgroup_name(self.token)
 
     @property
     def lxcpath(self) -> str:

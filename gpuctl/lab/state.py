@@ -14,6 +14,9 @@ from inventory.errors import ConfigError
 NODE: Final = "pve"
 VMID: Final = 200
 DEFAULT_DIR: Final = ".lab"
+TOLD: Final = 4
+"""Exit status of a labd whose last line in the log is `ERROR_LINE` and an error as JSON."""
+ERROR_LINE: Final = "labd-error "
 
 
 @dataclass(frozen=True, slots=True)

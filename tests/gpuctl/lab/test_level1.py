@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 
 from gpuctl.lab import lxc, manage, processes, real
-from gpuctl.lab.state import LabDir, LabInfo, open_dir, write_json
+from gpuctl.lab.state import ERROR_LINE, TOLD, LabDir, LabInfo, open_dir, write_json
 from gpuctl.lab.way import Unfit
-from inventory.errors import Refused
+from inventory.errors import Failed, Refused
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +236,7 @@ def test_a_kernel_that_ignores_the_rules_cannot_carry_it(said: str, unfit: bool)
     if not unfit:
         lxc.require_enforced(container)
         return
-    with pytest.raises(Unfit, match="does not enforce LXC's device rules"):
+    with pytest.raises(Unfit, match="device rules are not enforced"):
         lxc.require_enforced(container)
 
 
@@ -252,3 +253,20 @@ def test_a_driver_that_opens_is_taken_for_nvidia_uvm_or_its_absence_is_said(
     assert majors == (511, 509)
     assert "60:0" in notes[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lab_that_cannot_be_carried_says_so_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = open_dir(tmp_path / "state")
+    lab.root.mkdir()
+    error = Unfit("LXC's device rules are not enforced on this machine: tried", hint="take level 0")
+    said = f"{ERROR_LINE}{json.dumps(error.to_json())}"
+    argv = ["/bin/sh", "-c", 'echo "$1" >&2; exit "$2"', "sh", said, str(TOLD)]
+    monkeypatch.setattr(manage, "command", lambda *_: argv)
+    monkeypatch.setattr(manage, "_require_packages", lambda: None)
+
+    with pytest.raises(Failed, match="rules are not enforced on this machine: tried") as caught:
+        manage.up(lab)
+
+    assert caught.value.hint == "take level 0"
