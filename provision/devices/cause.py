@@ -18,6 +18,7 @@ class CauseId(StrEnum):
     # what could not be looked at, or is somewhere else
     NOT_LOOKED = "not-looked"
     NO_CONFIGURATION = "no-configuration"
+    EMPTY_CONFIGURATION = "empty-configuration"
     OTHER_NODE = "other-node"
     TWO_OWNERS = "two-owners"
     PROXMOX_CANNOT_READ = "proxmox-cannot-read"

@@ -129,7 +129,9 @@ def _left(scene: Scene, left: Lacking) -> Iterator[Cause]:
     denied = [found for found in left.denied if found not in left.absent or found.how]
     if denied:
         names = [f"{f.item.name} ({f.number[0]}:{f.number[1]})" for f in denied]
-        text = f"no device rule of {scene.name} allows {several(names)}: {causes_rules.effect(denied)}"
+        effect = causes_rules.effect(denied)
+        then = f"it works now, and after its next start {effect}" if causes_rules.works(scene, denied) else effect
+        text = f"no device rule of {scene.name} allows {several(names)}: {then}"
         yield Cause(CauseId.MISSING_RULE, text, causes_rules.related(scene, denied))
     absent = [found.item.name for found in left.absent]
     if absent:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from provision.devices import conf, lines, procdev, rules, stale, wanted
 from provision.devices.cause import Cause, CauseId, Scene, several, shown
+from provision.devices.facts import NodeKind
 
 
 def effect(denied: Iterable[wanted.Access]) -> str:
@@ -15,6 +16,16 @@ def effect(denied: Iterable[wanted.Access]) -> str:
     if any(entry.item.driver == "nvidia-uvm" for entry in found):
         return "CUDA gets EPERM"
     return f"opening {'it' if len(found) == 1 else 'them'} gets EPERM"
+
+
+def works(scene: Scene, denied: Iterable[wanted.Access]) -> bool:
+    """Whether these nodes open in the running container all the same: a rule was given to it while it ran."""
+    if scene.inside is None:
+        return False
+    nodes = [(entry.number, scene.inside.node(entry.item.path)) for entry in denied]
+    return all(
+        node.kind is NodeKind.CHAR and node.number == number and node.opened == "" for number, node in nodes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +73,10 @@ def _by_likelihood(old: Iterable[stale.Stale]) -> list[int]:
 def _moved(scene: Scene, gone: list[wanted.Access], majors: list[int], old: list[stale.Stale]) -> Cause:
     name, now = gone[0].item.driver, gone[0].number[0]
     before = [str(major) for major in majors]
+    then = f"it works now, and after its next start {effect(gone)}" if works(scene, gone) else effect(gone)
     text = (
         f"{name} moved from {several(before, 'or')} to {now} at this boot; {scene.name} is privileged and still allows "
-        f"{several(before)}: {effect(gone)}"
+        f"{several(before)}: {then}"
     )
     evidence = [f"line {entry.number}: {entry.key}: {entry.rule}" for entry in old]
     evidence.append(f"/proc/devices: {now} {name}")
@@ -75,7 +87,7 @@ def _moved(scene: Scene, gone: list[wanted.Access], majors: list[int], old: list
         there = [x for x in view.raw if x.key == rules.ALLOW and lines.names_number(x.value, gone[0].number)]
         evidence += [f"{shown(line)} (in snapshot [{snapshot}], without effect)" for line in there]
     follows = ""
-    if name == "nvidia-uvm":
+    if name == "nvidia-uvm" and not works(scene, gone):
         follows = "nvidia-smi still answers; cuInit fails with 999, and programs fall back to the CPU"
     return Cause(CauseId.STALE_RULE, text, tuple(evidence), follows)
 

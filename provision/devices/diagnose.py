@@ -74,6 +74,11 @@ def _unseen(scene: Scene) -> list[Cause]:
         text = f"{name} has no configuration at {host.conf_path} on this host"
         hint = "it lives on another node, or its VMID in the inventory is wrong"
         found.append(Cause(CauseId.NO_CONFIGURATION, text, hint=hint))
+    elif host.conf.state is State.PRESENT and not host.conf.text.strip():
+        text = f"{host.conf_path} is empty: to Proxmox {name} has lost its disks and everything else"
+        kept = tuple(f"backup: {backup.path}" for backup in host.backups[:3])
+        hint = "put a backup back (`gpuctl devices undo`, or Proxmox's own) before anything is started"
+        found.append(Cause(CauseId.EMPTY_CONFIGURATION, text, kept, hint=hint))
     if scene.document.fatal:
         text = f"Proxmox itself can't read {host.conf_path}: {scene.document.fatal}"
         found.append(Cause(CauseId.PROXMOX_CANNOT_READ, text, hint="correct that line by hand"))
@@ -90,7 +95,7 @@ def _judged(scene: Scene) -> list[Cause]:
         faults = causes_nodes.broken(scene)
         found = [*causes_nodes.gpus(scene), *causes_nodes.causes(scene, faults)]
         missing = {bad.item.path for bad in faults}
-    if host.conf.state is not State.PRESENT or scene.document.fatal:
+    if host.conf.state is not State.PRESENT or scene.document.fatal or not host.conf.text.strip():
         return found
     found += causes_conf.causes(scene)
     if scene.inside is not None:
