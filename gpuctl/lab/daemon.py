@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import random
 import secrets
 import signal
 import socket
@@ -225,9 +226,12 @@ async def _run(lab: LabDir, ports: dict[str, int]) -> None:
 def _reserve(wanted: int) -> socket.socket:
     """A port for the engine that no other lab takes: a datagram socket of that number is the mark between labs.
 
-    Below the range from which the kernel takes the ports of outgoing connections.
+    Below the range from which the kernel takes the ports of outgoing connections. Which one is left to chance, so
+    that a lab which is down for a moment finds its port free again although others start meanwhile.
     """
-    for port in (wanted, *range(PORTS["engine"], PORTS["engine"] + 400)):
+    others = list(range(PORTS["engine"] + 1, PORTS["engine"] + 400))
+    random.shuffle(others)
+    for port in (wanted, *others):
         if port and _free(port):
             mark = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             try:
