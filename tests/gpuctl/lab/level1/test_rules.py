@@ -135,9 +135,9 @@ def macvtap() -> Iterator[tuple[str, str]]:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 
 
-def test_a_number_that_another_driver_has_now_is_a_real_hole_and_is_closed(
-    ct: Level1, macvtap: tuple[str, str]
-) -> None:
+@pytest.fixture
+def hole(ct: Level1, macvtap: tuple[str, str]) -> tuple[str, str]:
+    """(major of macvtap, shell line that makes its node inside) with a rule for it in a container that runs."""
     major, minor = macvtap
     ct.start(*allow("c 195:* rwm", f"c {ct.major}:* rwm", f"c {major}:* rwm"), *entries(), run=False)
     # What the lab shows as /proc/devices does not list this driver; now it does, under its real number.
@@ -148,12 +148,31 @@ def test_a_number_that_another_driver_has_now_is_a_real_hole_and_is_closed(
     ct.host("pct start 200")
     make = f"pct exec 200 -- sh -c 'rm -f /dev/hole && mknod /dev/hole c {major} {minor}'"
     ct.host(make)
-    assert ct.opened("/dev/hole") == ""
+    assert ct.opened("/dev/hole") == "", "the container has another driver's device, which really opens"
+    return major, make
 
-    story = ct.apply()
+
+def test_a_number_of_another_driver_is_a_real_hole_and_is_closed_at_once_by_live(
+    ct: Level1, hole: tuple[str, str]
+) -> None:
+    major, before = hole[0], ct.process()
+
+    story = ct.apply("--live")
 
     assert f"{major}, which belongs to macvtap" in story
     assert not [line for line in ct.conf if f"c {major}:" in line]
-    ct.host(make)
     assert ct.opened("/dev/hole") == "EPERM"
-    assert ct.opened() == ct.through
+    assert (ct.opened(), ct.process()) == (ct.through, before)
+
+
+def test_without_live_a_hole_is_warned_of_until_the_restart(ct: Level1, hole: tuple[str, str]) -> None:
+    major, make = hole
+
+    done = ct.lab.run("devices", "apply", "ct200", "--yes")
+
+    assert done.returncode == 1
+    assert f"until its restart the running ct200 keeps `c {major}:* rwm` (macvtap)" in done.stdout
+    assert not [line for line in ct.conf if f"c {major}:" in line]
+    assert ct.opened("/dev/hole") == ""
+    ct.host(f"pct reboot 200 && {make}")
+    assert ct.opened("/dev/hole") == "EPERM"
