@@ -119,9 +119,7 @@ def _no_target(scene: Scene) -> Iterator[Cause]:
             f"the mount of {several(names)} into {scene.name} {verb} no create=file, so LXC leaves it out silently"
         )
         evidence = tuple(shown(line) for line, _ in mine)
-        yield Cause(
-            CauseId.NO_TARGET, text, evidence, f"{several(names)} {are(names)} not there inside", hint=_BY_HAND
-        )
+        yield Cause(CauseId.NO_TARGET, text, evidence, f"{several(names)} {are(names)} not there inside")
 
 
 def _left(scene: Scene, left: Lacking) -> Iterator[Cause]:

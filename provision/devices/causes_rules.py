@@ -47,7 +47,7 @@ def stale_rules(scene: Scene, denied: Sequence[wanted.Access]) -> Judged:
     majors = _by_likelihood(old)
     # One driver for each number, nvidia-uvm first; numbers that are left over were nvidia-uvm's of other boots.
     moved = sorted(
-        dict.fromkeys(f.item.driver for f in denied if procdev.dynamic(f.number[0]) and f.item.driver),
+        dict.fromkeys(f.item.driver for f in denied if f.number[0] != procdev.NVIDIA and f.item.driver),
         key=lambda name: name != "nvidia-uvm",
     )
     shares: dict[str, list[int]] = {name: [] for name in moved[: len(majors)]}

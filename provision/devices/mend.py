@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from provision.devices import conf, procdev, rules, stale, wanted
+from provision.devices import conf, lines, procdev, rules, stale, wanted
 from provision.devices.draft import Draft, has_dev, nvidia, rule_majors
 from provision.devices.facts import NodeKind
+
+_OPTIONS: Final = re.compile(r"((?:\S+\s+){3})(\S+)(.*)", re.ASCII | re.DOTALL)
+"""Of a mount entry: what stands before the options, the options, the rest."""
 
 MODERN: Final = {rules.LEGACY_ALLOW: rules.ALLOW, rules.LEGACY_DENY: rules.DENY}
 
@@ -22,6 +25,7 @@ def keep(draft: Draft, *, raw: bool) -> None:
     rename_legacy(draft, rules.LEGACY_ALLOW, {entry.number for entry in old})
     mend_unreadable(draft)
     drop_deny_write(draft)
+    give_target(draft)
     _replace_stale(draft, old)
     add_missing(draft, raw=_raw_style(draft))
     rename_legacy(draft, rules.LEGACY_DENY)  # what it could take away is known only now
@@ -102,6 +106,21 @@ def drop_deny_write(draft: Draft) -> None:
         draft.change(line, key, kept, f"take `deny-write` out of {key}: CUDA opens {item.name} to read and write")
 
 
+def give_target(draft: Draft) -> None:
+    """Let LXC make the file that a wanted node is mounted on: without it the mount is left out, or the start fails."""
+    wanted_paths = {item.path: item.name for item in draft.items if item.driver}
+    for line, mount in lines.mounts(draft.view):
+        if mount.source not in wanted_paths or line.number in draft.changes or not mount.bind:
+            continue
+        fields = _OPTIONS.match(line.value)
+        if fields is not None and lines.without_target(draft.view, mount):
+            value = f"{fields[1]}{fields[2]},create=file{fields[3]}"
+            said = (
+                f"add `create=file` to the mount of {wanted_paths[mount.source]}: LXC has nothing to mount it on"
+            )
+            draft.change(line, line.key, value, said)
+
+
 def _replace_stale(draft: Draft, found: tuple[stale.Stale, ...]) -> None:
     if not found:
         return
@@ -117,11 +136,11 @@ def _replace_stale(draft: Draft, found: tuple[stale.Stale, ...]) -> None:
 
 
 def _missing_majors(draft: Draft) -> list[int]:
-    """Dynamic majors that a rule is needed for and none is there, nvidia-uvm first."""
+    """Majors handed out at this boot that a rule is needed for and none is there, nvidia-uvm first."""
     needed = {
         found.number[0]: None
         for found in draft.access()
-        if not found.permitted and procdev.dynamic(found.number[0])
+        if not found.permitted and found.number[0] != procdev.NVIDIA
     }
     uvm = draft.known.majors.get("nvidia-uvm")
     return sorted(needed, key=lambda major: (major != uvm, major))
