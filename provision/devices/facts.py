@@ -290,6 +290,7 @@ class CtFacts:
     """A running container seen from inside."""
 
     boot_id: str
+    """Of the container's start: LXC gives each start an id of its own (lxc_setup_boot_id)."""
     nodes: tuple[Node, ...]
     proc_devices: Content
     uid_map: Content
