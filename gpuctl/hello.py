@@ -13,7 +13,7 @@ from inventory.root import at
 
 
 def boot_id() -> str:
-    """Random id of this boot; empty when unreadable. In a container it is the container's start: LXC gives each its own."""
+    """Random id of this boot, empty when unreadable; in a container that of its start: LXC gives each its own."""
     try:
         return Path(at("/proc/sys/kernel/random/boot_id")).read_text().strip()
     except OSError:
