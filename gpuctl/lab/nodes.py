@@ -38,7 +38,7 @@ class NodeFiles(Protocol):
         ...
 
     def write(self, path: Path, node: LabNode) -> None:
-        """Make or replace a node; folders are made."""
+        """Make a node, or replace what stands there; folders are made. Real ones of the same number stay."""
         ...
 
 
@@ -76,10 +76,13 @@ class RealNodes:
         return LabNode(*numbers, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, kind)
 
     def write(self, path: Path, node: LabNode) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        kind = stat.S_IFCHR if node.kind == "c" else stat.S_IFBLK
-        os.mknod(path, kind | node.mode, os.makedev(node.major, node.minor))
+        there = None if path.is_symlink() else self.read(path)
+        if there is None or (there.kind, there.major, there.minor) != (node.kind, node.major, node.minor):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            kind = stat.S_IFCHR if node.kind == "c" else stat.S_IFBLK
+            os.mknod(path, kind | node.mode, os.makedev(node.major, node.minor))
+        # As nvidia-modprobe does: a running container has this very node, and gets what is changed here.
         os.chown(path, node.uid, node.gid)
         path.chmod(node.mode)
 

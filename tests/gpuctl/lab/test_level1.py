@@ -98,6 +98,17 @@ def test_the_container_cannot_leave_its_rules_behind(inside: Any) -> None:
 
 @pytest.mark.root
 @pytest.mark.lab
+def test_a_mode_set_right_on_the_host_is_right_in_the_running_container(inside: Any) -> None:
+    inside.ok("chmod 0600 /dev/nvidia-uvm")
+    assert inside.ok("pct exec 200 -- stat -c %a /dev/nvidia-uvm") == "600\n"
+
+    inside.ok("nvidia-modprobe -u -c 0")
+
+    assert inside.ok("pct exec 200 -- stat -c %a /dev/nvidia-uvm") == "666\n"
+
+
+@pytest.mark.root
+@pytest.mark.lab
 def test_lxcs_own_programs_work_on_the_host_as_on_a_real_one(inside: Any) -> None:
     assert inside.ok("lxc-info -n 200 -s -H") == "RUNNING\n"
     assert inside.ok("lxc-attach -n 200 -- hostname") == "ct200\n"
