@@ -27,7 +27,7 @@ def keep(draft: Draft, *, raw: bool) -> None:
     drop_deny_write(draft)
     give_target(draft)
     _replace_stale(draft, old)
-    add_missing(draft, raw=_raw_style(draft))
+    add_missing(draft)
     rename_legacy(draft, rules.LEGACY_DENY)  # what it could take away is known only now
 
 
@@ -110,10 +110,9 @@ def give_target(draft: Draft) -> None:
     """Let LXC make the file that a wanted node is mounted on: without it the mount is left out, or the start fails."""
     wanted_paths = {item.path: item.name for item in draft.items if item.driver}
     for line, mount in lines.mounts(draft.view):
-        if mount.source not in wanted_paths or line.number in draft.changes or not mount.bind:
+        if mount.source not in wanted_paths or line.number in draft.changes:
             continue
-        fields = _OPTIONS.match(line.value)
-        if fields is not None and lines.without_target(draft.view, mount):
+        if lines.without_target(draft.view, mount) and (fields := _OPTIONS.match(line.value)) is not None:
             value = f"{fields[1]}{fields[2]},create=file{fields[3]}"
             said = (
                 f"add `create=file` to the mount of {wanted_paths[mount.source]}: LXC has nothing to mount it on"
@@ -156,11 +155,11 @@ def _replace(draft: Draft, entry: stale.Stale, major: int, new: int | None) -> N
         draft.change(line, rules.ALLOW, value, f"replace `{entry.key}: {entry.rule}` by `{value}` ({whose})")
 
 
-def add_missing(draft: Draft, *, raw: bool) -> None:
-    """Pass in what isn't, by raw lines or by `dev[n]`, and allow what no rule allows."""
+def add_missing(draft: Draft, *, by_dev: bool = False) -> None:
+    """Pass in what isn't, in the style that is in use or always by `dev[n]`, and allow what no rule allows."""
     for found in draft.access():
         if not found.how and not draft.hooks():
-            pass_in(draft, found.item, raw=raw)
+            pass_in(draft, found.item, raw=not by_dev and _raw_style(draft))
     for found in draft.access():
         value = f"c {found.number[0]}:* rwm"
         if found.permitted or found.how.startswith("dev") or _denied(draft, found.number):

@@ -41,7 +41,7 @@ def to_dev(draft: Draft) -> GpuctlError | None:
             mend.pass_in(draft, item, raw=False)
             if not _by_dev(draft, item.path):
                 return _cannot(draft, item.path)
-    mend.add_missing(draft, raw=False)
+    mend.add_missing(draft, by_dev=True)
     mend.rename_legacy(draft, rules.LEGACY_DENY)
     return None
 
