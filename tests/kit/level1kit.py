@@ -1,7 +1,7 @@
 """What a user does on a level-1 lab: ssh to the host, pct into the container, gpuctl on both.
 
-The host is one of real parts: OpenSSH, lxc, device nodes by mknod, the kernel's own device program. Each test sets
-container 200 up anew by `start`; what it asserts of a node is the errno that the kernel gave.
+The host is one of real parts: lxc, device nodes by mknod, the kernel's own device program. Each test sets container
+200 up anew by `start`; what it asserts of a node is the errno that the kernel gave.
 """
 
 from __future__ import annotations
