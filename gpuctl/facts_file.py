@@ -68,7 +68,7 @@ def read(path: Path) -> Record:
         if not isinstance(found, dict):
             raise ValueError(f"a {type(found).__name__} instead of an object")
         return _record(found)
-    except (KeyError, TypeError, ValueError, CannotLook) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, CannotLook) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
             f"{path} is no facts file: {told}", hint="write one with: gpuctl devices facts CT > facts.json"

@@ -41,7 +41,12 @@ def test_the_wheel_holds_exactly_our_packages_with_their_data(project: Path, tmp
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
-    assert {"inventory/example.yaml", "inventory/lab.yaml", "gpuctl/lab/pve/api.json"} <= set(names)
+    assert {
+        "inventory/example.yaml",
+        "inventory/lab.yaml",
+        "gpuctl/lab/pve/api.json",
+        "gpuctl/lab/driver/native/libcuda_lab.c",
+    } <= set(names)
     assert not [name for name in names if "__pycache__" in name]
 
 

@@ -8,9 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Self
+from functools import partial
+from types import NoneType
+from typing import Any, Final, Self, TypeVar
 
 from inventory.errors import CannotLook
+
+T = TypeVar("T")
+
+
+def _typed(kind: type[T], data: Mapping[str, Any]) -> T:
+    """A value from its JSON; `TypeError` for an unknown name or a value of another type than the field's."""
+    for name, value in data.items():
+        declared = kind.__annotations__.get(name)
+        if declared is None or not isinstance(value, _PLAIN.get(str(declared), object)):
+            raise TypeError(f"{kind.__name__}.{name} can't be {value!r}")
+    return kind(**data)
+
+
+_PLAIN: Final[Mapping[str, Any]] = {
+    "str": str, "int": int, "float": (int, float), "bool": bool, "str | None": (str, NoneType),
+    "int | None": (int, NoneType), "bool | None": (bool, NoneType), "float | None": (int, float, NoneType),
+}  # fmt: skip
+"""Python types of the JSON values that a field may hold, by its annotation."""
 
 
 class State(StrEnum):
@@ -34,7 +54,7 @@ class Content:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(State(data["state"]), str(data["text"]), str(data["why"]))
+        return _typed(cls, {**data, "state": State(data["state"])})
 
 
 class NodeKind(StrEnum):
@@ -80,7 +100,7 @@ class Node:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**{**data, "kind": NodeKind(data["kind"])})
+        return _typed(cls, {**data, "kind": NodeKind(data["kind"])})
 
 
 def _pick(nodes: tuple[Node, ...], path: str) -> Node:
@@ -265,8 +285,10 @@ _WORDS: Final = ("acs_redirect", "owners")
 _CONTENTS: Final = (
     "proc_devices", "driver", "params", "conf", "dkms", "kernel_log", "cmdline", "boot_unit",
 )  # fmt: skip
-_LISTS: Final[Mapping[str, Callable[..., Any]]] = {
-    "nodes": lambda **item: Node.from_json(item), "gpus": Gpu, "modules": Module, "pci": Pci, "backups": Backup,
+_LISTS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "nodes": Node.from_json,
+    **{name: partial(_typed, kind) for name, kind in
+       (("gpus", Gpu), ("modules", Module), ("pci", Pci), ("backups", Backup))},
 }  # fmt: skip
 
 
@@ -282,7 +304,7 @@ def _read(name: str, value: Any) -> Any:
         return tuple(str(word) for word in value)
     if name in _CONTENTS:
         return Content.from_json(value)
-    return tuple(_LISTS[name](**item) for item in value)
+    return tuple(_LISTS[name](item) for item in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +370,6 @@ class GuestFacts:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Raises `CannotLook` when it isn't what `to_json` writes."""
         try:
-            return cls(**data)
-        except TypeError as error:
+            return _typed(cls, data)
+        except (TypeError, AttributeError) as error:
             raise CannotLook(f"these are not facts of the API: {error}") from error

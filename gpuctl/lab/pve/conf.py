@@ -192,11 +192,11 @@ class _Parser:
             self._warn(f"unable to parse config: {line}")
         elif verdict != "1":
             self._warn(f"{key}: {verdict}")
-        elif "lxc" in self._section.values:
-            raise ConfError(not_a("ARRAY", self._section.values["lxc"]))
         elif key == _ENVIRONMENT:
             before = self._section.values.get("env")
             self._section.values["env"] = value if before is None else f"{before}\0{value}"
+        elif "lxc" in self._section.values:
+            raise ConfError(not_a("ARRAY", self._section.values["lxc"]))
         else:
             self._section.lxc.append((key, value))
 

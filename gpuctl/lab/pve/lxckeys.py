@@ -6,7 +6,7 @@ from typing import Final
 
 _NAMES: Final = (
     "apparmor.profile apparmor.allow_incomplete apparmor.allow_nesting apparmor.raw selinux.context "
-    "include arch uts.name signal.halt signal.reboot signal.stop init.cmd init.uid init.gid "
+    "include arch uts.name signal.halt signal.reboot signal.stop init.cmd init.cwd init.uid init.gid "
     "init.groups pty.max console.path console.logfile tty.max devtty.dir autodev kmsg mount.fstab "
     "mount.entry mount.auto rootfs.mount cap.drop cap.keep seccomp.profile seccomp.notify.proxy "
     "seccomp.notify.cookie idmap log.level log.file start.auto start.delay start.order group "
