@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -83,6 +82,8 @@ def libraries() -> None:
     application = Path(sys.path[0])
     beside = application.with_suffix(".libraries.zip")
     if not beside.exists():
+        import zipfile
+
         staging = beside.with_name(f"{beside.name}.{os.getpid()}.tmp")
         with zipfile.ZipFile(application) as archive, archive.open("libraries.zip") as packed:
             staging.write_bytes(packed.read())

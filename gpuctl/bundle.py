@@ -7,13 +7,11 @@ starts without compiling, any other falls back to the sources (zipimport checks 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import marshal
 import os
 import sys
-import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +87,8 @@ def _own_files() -> Iterator[tuple[str, Path]]:
 
 
 def _library_files(names: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    import importlib.metadata
+
     for library in names:
         try:
             distribution = importlib.metadata.distribution(library)
@@ -107,13 +107,21 @@ def _library_files(names: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
 
 def _versions(names: tuple[str, ...]) -> str:
     """Changes whenever these libraries could: versions and this Python."""
+    import importlib.metadata
+
     parts = [sys.version, *(f"{name} {importlib.metadata.version(name)}" for name in names)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _quick_key() -> str:
-    """Changes whenever the bundle could: own files by size and time, libraries by version."""
-    parts = [_versions((*CORE, *HUB))]
+    """Changes whenever the bundle could: own files by size and time, libraries by the folder they are installed in.
+
+    A library that comes, goes or changes its version changes that folder's time: its dist-info is named by the version.
+    """
+    import click
+
+    installed = Path(click.__file__).parent.parent.stat()
+    parts = [f"{sys.version} {installed.st_mtime_ns} {installed.st_ino}"]
     for inside, path in _own_files():
         stat = path.stat()
         parts.append(f"{inside} {stat.st_size} {stat.st_mtime_ns}")
@@ -142,6 +150,8 @@ def _compiled_already(path: Path) -> bytes | None:
 
 
 def _write(target: Path, files: Iterable[tuple[str, bytes, Path | None]]) -> None:
+    import zipfile
+
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for inside, data, path in files:
             how = zipfile.ZIP_STORED if inside.endswith(".zip") else zipfile.ZIP_DEFLATED
@@ -158,6 +168,7 @@ def _read(files: Iterable[tuple[str, Path]], *, ours: bool = False) -> Iterator[
 
 def _placed(folder: Path, name: str, files: Iterable[tuple[str, bytes, Path | None]]) -> Path:
     """The zip file `folder`/`name`, `HASH` in the name replaced by the hash of its content."""
+
     staging = folder / f"{name}.{os.getpid()}.tmp"
     try:
         _write(staging, files)

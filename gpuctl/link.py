@@ -61,10 +61,10 @@ class Link:
 
     @cached_property
     def host_shell(self) -> Shell:
-        """SSH to the host."""
+        """SSH to the host; it logs in when it is first used."""
         from inventory.ssh import SshShell
 
-        shell = SshShell.connect(self.host_entry.ssh, base=self._loaded.base_of(self.host_name))
+        shell = SshShell.to(self.host_entry.ssh, base=self._loaded.base_of(self.host_name))
         self._open.append(shell)
         return shell
 
@@ -92,7 +92,7 @@ class Link:
 
         if self.container.ssh is None:
             return self._machine(PctShell(self.host_shell, self.container.vmid))
-        shell = SshShell.connect(self.container.ssh, base=self.base)
+        shell = SshShell.to(self.container.ssh, base=self.base)
         self._open.append(shell)
         return self._machine(shell)
 

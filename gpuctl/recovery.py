@@ -11,7 +11,7 @@ from provision.pipeline import Stage, StageName
 if TYPE_CHECKING:
     from gpuctl.link import Link
     from inventory.launch import Launch
-    from provision.devices.doors import Consent
+    from provision.devices.consent import Consent
 
 ORDER = tuple(StageName)
 
@@ -67,7 +67,7 @@ def _build(link: Link, name: StageName, wait_s: float, consent: Consent | None) 
             return ConnectStage(link, wait_s=wait_s)
         case StageName.HOST | StageName.DEVICES | StageName.CONTAINER:
             from provision.devices import stages as devices
-            from provision.devices.doors import Consent
+            from provision.devices.consent import Consent
 
             limit_s = link.thresholds.start_timeout_s
             built = devices.stages(link.scout, container, container.vmid, limit_s, consent or Consent())

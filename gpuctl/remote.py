@@ -92,9 +92,8 @@ class Session:
         return self._completed
 
     def close(self) -> None:
-        """End the input and wait a moment, so that nothing is left running there."""
+        """End the input: the other side ends by itself when it has done what it was asked. Nothing is waited for."""
         self._requests.put(None)
-        self._thread.join(END_S)
         self.over = True
 
 

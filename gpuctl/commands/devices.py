@@ -15,8 +15,8 @@ from inventory.errors import Exit, UsageError
 from provision.pipeline import Preview, StageName
 
 if TYPE_CHECKING:
+    from provision.devices.consent import Consent
     from provision.devices.diagnose import Cause
-    from provision.devices.doors import Consent
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,8 +55,7 @@ _CONSENT: Final = (
 
 def consent_of(*, prefer: str, live: bool, no_restart: bool, grace: float) -> Consent:
     """The value behind the four options."""
-    from provision.devices.doors import Consent
-    from provision.devices.plan import Style
+    from provision.devices.consent import Consent, Style
 
     return Consent(restart=not no_restart, live=live, grace_s=grace, prefer=Style(prefer))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,10 @@ class ConnectStage:
                 f"but host {link.host_name!r} of the inventory is node {wanted}",
                 hint=f"it was migrated; give it the host that reaches {link.node}, or change its 'node'",
             )
-        guest, host = link.scout.guest(), link.scout.host()
+        guest = link.scout.guest()
+        # What the next stages need is imported while the host is still being read.
+        importlib.import_module("provision.devices.stages")
+        host = link.scout.host()
         return ConnectFacts(host.pve_manager or link.api.version(), guest, host)
 
     def describe(self, facts: ConnectFacts) -> tuple[str, ...]:

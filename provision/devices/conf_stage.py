@@ -11,7 +11,8 @@ from inventory.errors import CannotLook, Failed, GpuctlError, Refused
 from inventory.machine import Emit
 from inventory.model import Container
 from provision.devices import conf, diagnose, edits, plan, prepare, rules, wanted
-from provision.devices.doors import Consent, ct_name, locked, version
+from provision.devices.consent import Consent
+from provision.devices.doors import ct_name, locked, version
 from provision.devices.facts import CtFacts, HostFacts, NodeKind
 from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName
@@ -102,12 +103,7 @@ class DevicesStage:
 
     def plan(self, facts: DevicesView) -> Plan:
         document = conf.parse(facts.host.conf.text)
-        made = plan.conf_plan(
-            document,
-            facts.host,
-            self._container,
-            **({"prefer": self._consent.prefer} if self._consent.prefer is plan.Style.DEV else {}),
-        )
+        made = plan.conf_plan(document, facts.host, self._container, prefer=self._consent.prefer)
         if made.blocked is not None or not made.edits:
             return Plan((), made.blocked, made.later, made.warnings)
         steps: tuple[EditConf | HotPlug, ...]

@@ -10,7 +10,8 @@ from inventory.errors import CannotLook, Failed, GpuctlError, Refused
 from inventory.machine import Emit
 from inventory.model import Container
 from provision.devices import conf, diagnose, predict, prepare, rules, wanted
-from provision.devices.doors import Consent, ct_name, locked
+from provision.devices.consent import Consent
+from provision.devices.doors import ct_name, locked
 from provision.devices.facts import CtFacts, GuestFacts, HostFacts, Node, NodeKind
 from provision.devices.power import Power, PowerSwitch
 from provision.devices.scout import Scout

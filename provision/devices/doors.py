@@ -1,30 +1,14 @@
-"""What the stages need of the Proxmox API, as small interfaces, and what the user lets them do."""
+"""What the stages need of the Proxmox API, as small interfaces."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from inventory.errors import Refused
-from provision.devices.plan import Style
 
 FACTS_LIMIT_S: Final = 60.0
-
-GRACE_S: Final = 60.0
-"""How long a container may take to shut down before it is stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Consent:
-    """What the user lets the stages do to a container that runs."""
-
-    restart: bool = True
-    live: bool = False
-    """Change the device rules of the running container (lxc-cgroup) where that spares a restart."""
-    grace_s: float = GRACE_S
-    prefer: Style = Style.KEEP
 
 
 class Status(Protocol):

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from inventory.errors import CannotLook, ConfigError, Failed, GpuctlError, Refused
 from inventory.model import Container
 from provision.devices import conf, doubts, edits, mend, migrate, stale, wanted
+from provision.devices.consent import Style
 from provision.devices.draft import Draft
 from provision.devices.facts import HostFacts, State
-
-
-class Style(StrEnum):
-    """How NVIDIA nodes are to be passed in: as the configuration does now, or by `dev[n]`."""
-
-    KEEP = "keep"
-    DEV = "dev"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class LiveScout:
 
     def begin(self) -> None:
         """Start to read host and container in the background, so that the API can be asked meanwhile."""
+        # The ways are found first, in this thread: importing what they need beside another import takes longer.
+        self.doors.host, self.doors.ct  # noqa: B018
         for name, work in (("host", self._read_host), ("inside", self._read_inside)):
             if name not in self._begun:
                 self._begun[name] = (time.monotonic(), _in_background(work))
@@ -117,8 +119,9 @@ class LiveScout:
 
     def _read_guest(self) -> GuestFacts:
         api, node = self.doors.api, self.doors.node
+        tasks = _in_background(lambda: api.running_tasks(node))
         status = api.status(node, self._vmid)
-        started = [task.started_s for task in api.running_tasks(node) if task.kind == "startall"]
+        started = [task.started_s for task in tasks.result() if task.kind == "startall"]
         return GuestFacts(
             node=node,
             status=status.status,

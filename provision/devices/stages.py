@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from inventory.model import Container
 from provision.devices.conf_stage import DevicesStage
+from provision.devices.consent import Consent
 from provision.devices.ct_stage import ContainerStage
-from provision.devices.doors import Consent
 from provision.devices.host_stage import HostStage
 from provision.devices.scout import Scout
 from provision.pipeline import Stage, StageName

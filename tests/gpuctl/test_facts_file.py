@@ -16,7 +16,7 @@ from inventory.errors import GpuctlError
 from inventory.model import Container, Devices, Gpus
 from provision import pipeline
 from provision.devices import diagnose, stages
-from provision.devices.doors import Consent
+from provision.devices.consent import Consent
 from provision.devices.facts import Content, CtFacts, GuestFacts, HostFacts, Node, NodeKind, State
 from provision.devices.scout import RecordedScout
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -124,3 +127,31 @@ class TestJump:
             threading.Timer(0.3, bastion.drop).start()
             with pytest.raises(ConnectionLost):
                 shell.run(("sleep", "30"))
+
+
+def _python(code: str, home: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True,
+        env={**os.environ, "HOME": str(home)},
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_a_configuration_that_asks_a_program_is_followed(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text('Match host pve1 exec "true"\n  HostName 192.0.2.7\n')
+    code = (
+        "from pathlib import Path; from inventory.model import Ssh; from inventory.ssh_target import route\n"
+        "print(route(Ssh(address='pve1'), base=Path('.'))[-1].address)"
+    )
+    assert _python(code, tmp_path) == "192.0.2.7"
+
+
+def test_without_such_a_line_paramiko_comes_without_what_it_does_not_need(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from inventory.model import Ssh\n"
+        "from inventory.ssh_target import route\n"
+        "route(Ssh(address='pve1'), base=Path('.'))\n"
+        "print([name for name in ('paramiko', 'invoke', 'unittest') if name in sys.modules])"
+    )
+    assert _python(code, tmp_path) == "['paramiko']"

@@ -9,7 +9,7 @@ from inventory.machine import ignore
 from inventory.model import Container
 from provision import pipeline
 from provision.devices import stages as built
-from provision.devices.doors import Consent
+from provision.devices.consent import Consent
 from provision.devices.scout import LiveScout
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from provision.devices import conf, edits, plan
+from provision.devices.consent import Style
 from provision.devices.facts import Node, NodeKind
 
 NEW = "6.1.10"
@@ -16,7 +17,7 @@ NODES = ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 def _made(make: Any, text: str, version: str = NEW, **changes: Any) -> plan.ConfPlan:
     host = make.host(text, pve_container=version, **changes)
-    return plan.conf_plan(conf.parse(text), host, make.container(1), prefer=plan.Style.DEV)
+    return plan.conf_plan(conf.parse(text), host, make.container(1), prefer=Style.DEV)
 
 
 def _after(make: Any, text: str, **changes: Any) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inventory.errors import GpuctlError
 from provision.devices import conf, diagnose, edits, plan, procdev, rules, wanted
+from provision.devices.consent import Style
 from provision.devices.facts import Content, HostFacts, Node, NodeKind, State
 
 MAJORS = st.sampled_from([195, 226, 234, 235, 240, 254, 384, 508, 509, 510, 511, 512, 10])
@@ -59,7 +60,7 @@ CONFS = st.tuples(
     st.sampled_from(["\n", "\r\n"]),
     st.booleans(),
 ).map(lambda item: item[1].join(item[0]) + (item[1] if item[2] else ""))
-STYLES = st.sampled_from(list(plan.Style))
+STYLES = st.sampled_from(list(Style))
 VERSIONS = st.sampled_from(["6.1.10", "6.1.10", "5.0.7", "5.0.6", "", "odd"])
 OWNERS = st.dictionaries(MAJORS, st.just("stranger"), max_size=3)
 UVM = st.sampled_from([234, 254, 509, 511])
@@ -86,7 +87,7 @@ def _after(host: HostFacts, done: conf.Document) -> HostFacts:
 @BOUND
 @given(CONFS, UVM, OWNERS, VERSIONS, STYLES)
 def test_a_made_plan_leaves_an_empty_plan_and_every_other_line_as_it_was(
-    make: Any, text: str, uvm: int, owners: dict[int, str], version: str, style: plan.Style
+    make: Any, text: str, uvm: int, owners: dict[int, str], version: str, style: Style
 ) -> None:
     host, container = _host(make, text, uvm, owners, version), make.container(1)
     document = conf.parse(text)
@@ -112,7 +113,7 @@ def _others_survive(before: conf.Document, after: conf.Document, touched: set[in
     assert len(after.malformed) == len(before.malformed)
 
 
-def _is_ours(line: conf.Line, host: HostFacts, style: plan.Style) -> None:
+def _is_ours(line: conf.Line, host: HostFacts, style: Style) -> None:
     """A line that may be touched: NVIDIA's, a dynamic number that nobody explains, or a cgroup v1 device rule."""
     assert line.section == 0
     if line.key.startswith("dev"):
@@ -120,7 +121,7 @@ def _is_ours(line: conf.Line, host: HostFacts, style: plan.Style) -> None:
         assert "deny-write" in line.value
         return
     if line.key == rules.MOUNT:
-        assert style is plan.Style.DEV or "create=" not in line.value
+        assert style is Style.DEV or "create=" not in line.value
         assert "/nvidia" in line.value
         return
     assert re.fullmatch(r"lxc\.cgroup2?\.devices\.(allow|deny)", line.key)
@@ -133,14 +134,14 @@ def _is_ours(line: conf.Line, host: HostFacts, style: plan.Style) -> None:
         return
     assert rule.type != "b"
     assert rule.major is not None
-    fixed = rule.major == 195 and (style is plan.Style.DEV or rules.parse_rule(line.value) is None)
+    fixed = rule.major == 195 and (style is Style.DEV or rules.parse_rule(line.value) is None)
     assert fixed or procdev.dynamic(rule.major)
 
 
 @BOUND
 @given(CONFS, UVM, OWNERS, VERSIONS, STYLES)
 def test_after_the_plan_every_node_is_passed_in_and_permitted_or_it_is_blocked_with_a_reason(
-    make: Any, text: str, uvm: int, owners: dict[int, str], version: str, style: plan.Style
+    make: Any, text: str, uvm: int, owners: dict[int, str], version: str, style: Style
 ) -> None:
     host, container = _host(make, text, uvm, owners, version), make.container(1)
     document = conf.parse(text)
@@ -180,7 +181,7 @@ def test_after_a_migration_nothing_about_nvidia_is_raw(
 ) -> None:
     host = _host(make, text, uvm, owners)
     document = conf.parse(text)
-    made = plan.conf_plan(document, host, make.container(1), prefer=plan.Style.DEV)
+    made = plan.conf_plan(document, host, make.container(1), prefer=Style.DEV)
     if made.blocked is not None:
         return
     done = edits.edit(document, made.edits)
@@ -199,7 +200,7 @@ def test_after_a_migration_nothing_about_nvidia_is_raw(
 @BOUND
 @given(CONFS, UVM, OWNERS, STYLES)
 def test_the_section_that_a_plan_reckons_with_is_the_one_that_is_read_back(
-    make: Any, text: str, uvm: int, owners: dict[int, str], style: plan.Style
+    make: Any, text: str, uvm: int, owners: dict[int, str], style: Style
 ) -> None:
     document = conf.parse(text)
     made = plan.conf_plan(document, _host(make, text, uvm, owners), make.container(1), prefer=style)
@@ -235,7 +236,7 @@ def test_any_bytes_and_any_facts_give_a_plan_or_our_own_error(
     right = make.host(data)
     odd = replace(right, proc_devices=Content(State.PRESENT, proc), nodes=tuple(nodes), pve_container=version)
     for facts in (right, odd, replace(odd, gpus=())):
-        for style in plan.Style:
+        for style in Style:
             try:
                 made = plan.conf_plan(conf.parse(data), facts, container, prefer=style)
                 edits.edit(conf.parse(data), made.edits)
@@ -245,8 +246,8 @@ def test_any_bytes_and_any_facts_give_a_plan_or_our_own_error(
             assert isinstance(made, plan.ConfPlan)
 
 
-@pytest.mark.parametrize("style", list(plan.Style))
-def test_planning_a_right_configuration_gives_nothing(make: Any, style: plan.Style) -> None:
+@pytest.mark.parametrize("style", list(Style))
+def test_planning_a_right_configuration_gives_nothing(make: Any, style: Style) -> None:
     nodes = ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
     text = make.base + "".join(f"dev{n}: /dev/{name},mode=0666\n" for n, name in enumerate(nodes))
     made = plan.conf_plan(

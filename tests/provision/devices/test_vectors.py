@@ -14,6 +14,7 @@ import pytest
 
 from gpuctl.lab.pve import conf as second
 from provision.devices import conf, edits, keys, plan, rules
+from provision.devices.consent import Style
 from provision.devices.facts import Content, HostFacts, State
 
 Recorded = Callable[[Mapping[str, str]], bytes]
@@ -183,9 +184,9 @@ def _hosts(make: Any, data: bytes) -> list[HostFacts]:
     ]
 
 
-@pytest.mark.parametrize("style", list(plan.Style))
+@pytest.mark.parametrize("style", list(Style))
 def test_the_plan_for_every_recorded_file_changes_only_what_was_meant(
-    make: Any, conf_vectors: Vectors, recorded: Recorded, style: plan.Style
+    make: Any, conf_vectors: Vectors, recorded: Recorded, style: Style
 ) -> None:
     made_edits = 0
     for vector in conf_vectors:
