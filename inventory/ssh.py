@@ -38,12 +38,17 @@ class SshShell:
         self._lock = threading.Lock()
 
     @classmethod
-    def connect(cls, ssh: Ssh, *, base: Path, where: str = "") -> SshShell:
-        """Log in now. `base`: folder for relative paths of keys and known_hosts.
+    def to(cls, ssh: Ssh, *, base: Path, where: str = "") -> SshShell:
+        """Find the way; the first use logs in. `base`: folder for relative paths of keys and known_hosts.
 
-        Raises `CannotLook`, and `ConfigError` for a key or a `~/.ssh/config` that can't be used.
+        Raises `ConfigError` for a key or a `~/.ssh/config` that can't be used.
         """
-        shell = cls(route(ssh, base=base), where=where)
+        return cls(route(ssh, base=base), where=where)
+
+    @classmethod
+    def connect(cls, ssh: Ssh, *, base: Path, where: str = "") -> SshShell:
+        """The same, logged in at once; raises `CannotLook`, too."""
+        shell = cls.to(ssh, base=base, where=where)
         shell._transport()
         return shell
 
