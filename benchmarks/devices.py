@@ -29,8 +29,9 @@ from containers import UVM, Sample, samples  # noqa: E402
 from link import DelayedLink  # noqa: E402
 
 from inventory.model import Container, Gpus  # noqa: E402
-from provision.devices import conf, plan  # noqa: E402
+from provision.devices.config import conf  # noqa: E402
 from provision.devices.facts import Content, Gpu, HostFacts, Node, NodeKind, State  # noqa: E402
+from provision.devices.planning import plan  # noqa: E402
 
 DELAY_S = 0.025
 """One direction of a link with a round-trip time of 50 ms."""

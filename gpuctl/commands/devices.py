@@ -16,7 +16,7 @@ from provision.pipeline import Preview, StageName
 
 if TYPE_CHECKING:
     from provision.devices.consent import Consent
-    from provision.devices.diagnose import Cause
+    from provision.devices.diagnosis.diagnose import Cause
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -160,7 +160,7 @@ def _look(
 def _causes(scout: Any, container: Any, previews: tuple[Preview, ...]) -> tuple[Cause, ...]:
     """Every cause, the root first; what the container looks like inside only when that could be seen."""
     from inventory.errors import CannotLook
-    from provision.devices.diagnose import diagnose
+    from provision.devices.diagnosis.diagnose import diagnose
     from provision.devices.doors import ct_name
 
     if not any(p.stage is StageName.HOST for p in previews):

@@ -150,7 +150,7 @@ def boot_unit(
 ) -> int:
     """See the command's help."""
     from gpuctl.link import Link
-    from provision.devices import boot_unit as unit
+    from provision.devices.planning import boot_unit as unit
 
     loaded = options.loaded(inventory)
     names = _containers(loaded, name)
@@ -195,7 +195,8 @@ def _containers(loaded: Loaded, name: str | None) -> tuple[str, ...]:
 
 def _wants(loaded: Loaded, name: str, link: Link) -> tuple[Want, ...]:
     """The nodes that one container needs."""
-    from provision.devices import conf, wanted
+    from provision.devices import wanted
+    from provision.devices.config import conf
     from provision.devices.facts import HostFacts
 
     container = loaded.inventory.containers[name]

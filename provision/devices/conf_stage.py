@@ -10,10 +10,13 @@ from typing import Final
 from inventory.errors import CannotLook, Failed, GpuctlError, Refused
 from inventory.machine import Emit
 from inventory.model import Container
-from provision.devices import conf, diagnose, edits, plan, prepare, rules, wanted
+from provision.devices import wanted
+from provision.devices.config import conf, edits, rules
 from provision.devices.consent import Consent
+from provision.devices.diagnosis import diagnose
 from provision.devices.doors import ct_name, locked, version
 from provision.devices.facts import CtFacts, HostFacts, NodeKind
+from provision.devices.planning import plan, prepare
 from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName
 

@@ -9,10 +9,13 @@ from typing import Final
 from inventory.errors import CannotLook, Failed, GpuctlError, Refused
 from inventory.machine import Emit
 from inventory.model import Container
-from provision.devices import conf, diagnose, predict, prepare, rules, wanted
+from provision.devices import wanted
+from provision.devices.config import conf, rules
 from provision.devices.consent import Consent
+from provision.devices.diagnosis import diagnose, predict
 from provision.devices.doors import ct_name, locked
 from provision.devices.facts import CtFacts, GuestFacts, HostFacts, Node, NodeKind
+from provision.devices.planning import prepare
 from provision.devices.power import Power, PowerSwitch
 from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from inventory.machine import Emit
 from inventory.model import Container
-from provision.devices import diagnose, prepare, wanted
+from provision.devices import wanted
+from provision.devices.diagnosis import diagnose
 from provision.devices.doors import ct_name
 from provision.devices.facts import HostFacts
+from provision.devices.planning import prepare
 from provision.devices.scout import Scout
 from provision.pipeline import Plan, StageName
 

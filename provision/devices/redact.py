@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from provision.devices import conf
+from provision.devices.config import conf
 from provision.devices.facts import Content, HostFacts
 
 LEFT_OUT: Final = "(left out)"

@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import Final
 
 from inventory.model import Container
-from provision.devices import conf, procdev, rules
+from provision.devices import procdev
+from provision.devices.config import conf, rules
 from provision.devices.facts import HostFacts, NodeKind, State
 
 _FIXED: Final = {"nvidiactl": 255, "nvidia-modeset": 254}

@@ -15,8 +15,9 @@ from gpuctl import facts_file
 from inventory.errors import GpuctlError
 from inventory.model import Container, Devices, Gpus
 from provision import pipeline
-from provision.devices import diagnose, stages
+from provision.devices import stages
 from provision.devices.consent import Consent
+from provision.devices.diagnosis import diagnose
 from provision.devices.facts import Content, CtFacts, GuestFacts, HostFacts, Node, NodeKind, State
 from provision.devices.scout import RecordedScout
 

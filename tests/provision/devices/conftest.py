@@ -17,7 +17,8 @@ import pytest
 from inventory.errors import CannotLook, Failed, Refused
 from inventory.machine import Emit, ignore
 from inventory.model import Container, Devices, Gpus
-from provision.devices import change_job, conf, conf_file, edits, rules
+from provision.devices.change import change_job, conf_file
+from provision.devices.config import conf, edits, rules
 from provision.devices.facts import Content, CtFacts, Gpu, HostFacts, Module, Node, NodeKind, State
 
 RECORDED = Path(__file__).parents[2] / "data" / "pve"

@@ -14,7 +14,8 @@ import pytest
 
 from inventory.errors import CannotLook, ConfigError, Failed, Refused
 from inventory.machine import ignore
-from provision.devices import boot_unit, boot_unit_files, change_job
+from provision.devices.change import boot_unit_files, change_job
+from provision.devices.planning import boot_unit
 from provision.devices.wanted import want
 
 PROGRAM = "/usr/bin/nvidia-modprobe"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from provision.devices import cause, conf, diagnose, edits, plan, predict, prepare
+from provision.devices.config import conf, edits
+from provision.devices.diagnosis import cause, diagnose, predict
 from provision.devices.facts import (
     Content,
     CtFacts,
@@ -22,6 +23,7 @@ from provision.devices.facts import (
     Pci,
     State,
 )
+from provision.devices.planning import plan, prepare
 
 WANTED = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))

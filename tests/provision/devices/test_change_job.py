@@ -14,7 +14,8 @@ import pytest
 from gpuctl import agent
 from inventory.errors import ConfigError, Failed
 from inventory.machine import ignore
-from provision.devices import change_job, modprobe, tool
+from provision.devices.change import change_job, tool
+from provision.devices.planning import modprobe
 
 Make = Callable[..., Path]
 

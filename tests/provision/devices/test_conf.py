@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inventory.errors import GpuctlError, Refused
-from provision.devices import conf, edits
+from provision.devices.config import conf, edits
 
 Recorded = Callable[[Mapping[str, str]], bytes]
 

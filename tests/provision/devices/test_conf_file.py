@@ -15,7 +15,7 @@ import pytest
 
 from inventory.errors import CannotLook, ConfigError, Refused
 from inventory.machine import ignore
-from provision.devices import change_job, conf_file
+from provision.devices.change import change_job, conf_file
 
 
 def _conf(root: Path) -> Path:

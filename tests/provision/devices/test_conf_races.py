@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from inventory.errors import Failed, Refused
-from provision.devices import backup, conf_file
+from provision.devices.change import backup, conf_file
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -36,7 +36,7 @@ def _python(root: Path, code: str, *words: str) -> subprocess.Popen[str]:
 
 KILLED = """
 import fcntl, json, os, pathlib, shutil, signal, sys
-from provision.devices import backup, conf_file
+from provision.devices.change import backup, conf_file
 root, action = pathlib.Path(os.environ["GPUCTL_ROOT"]), sys.argv[1]
 conf = root / "etc/pve/lxc/200.conf"
 first = conf.read_bytes()
@@ -121,7 +121,7 @@ def test_case_18_kill_9_before_every_step_leaves_old_or_new_bytes_and_a_backup(
 GPUCTL = """
 import os, pathlib, sys
 from inventory.errors import Refused
-from provision.devices import backup, conf_file
+from provision.devices.change import backup, conf_file
 conf, key, rounds = pathlib.Path(os.environ["GPUCTL_ROOT"]) / "etc/pve/lxc/200.conf", sys.argv[1], int(sys.argv[2])
 done = refused = 0
 while done < rounds:
@@ -208,7 +208,7 @@ def test_a_lock_held_for_long_is_refused_and_nothing_is_written(conf_root: Path)
 READ_ONLY = """
 import sys
 from inventory.errors import Refused
-from provision.devices import backup, conf_file
+from provision.devices.change import backup, conf_file
 try:
     conf_file.replace(200, sys.argv[1], b"memory: 1\\n")
 except Refused as error:

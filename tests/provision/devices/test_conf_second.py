@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuctl.lab.pve import conf as second
-from provision.devices import conf
+from provision.devices.config import conf
 
 KEYS = [
     "memory",

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from inventory.machine import ignore
-from provision.devices import ct_job
 from provision.devices.facts import CtFacts, NodeKind
+from provision.devices.observe import ct_job
 
 
 def _write(root: Path, files: dict[str, str]) -> None:

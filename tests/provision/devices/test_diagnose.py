@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inventory.errors import GpuctlError
-from provision.devices import cause, conf, diagnose, plan, predict, prepare
+from provision.devices.config import conf
+from provision.devices.diagnosis import cause, diagnose, predict
 from provision.devices.facts import (
     Content,
     CtFacts,
@@ -25,6 +26,7 @@ from provision.devices.facts import (
     Pci,
     State,
 )
+from provision.devices.planning import plan, prepare
 
 CASES = [json.loads(file.read_text()) for file in sorted((Path(__file__).parent / "cases").glob("*.json"))]
 SLOW = settings(max_examples=300, suppress_health_check=list(HealthCheck), deadline=None)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.devices import driver
+from provision.devices.diagnosis import driver
 from provision.devices.facts import Content, Module, State
 
 VERSIONS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.devices import host_driver, host_log, program
 from provision.devices.facts import Gpu, Module, State
+from provision.devices.observe import host_driver, host_log, program
 
 DATA = Path(__file__).parent / "data"
 KERNEL = "6.17.4-2-pve"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.devices import host_pci
 from provision.devices.facts import Pci
+from provision.devices.observe import host_pci
 
 RR = 0x0004
 OTHERS = 0xFFFF & ~RR

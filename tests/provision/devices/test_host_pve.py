@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.devices import host_job, host_pve
 from provision.devices.facts import Content, State
+from provision.devices.observe import host_job, host_pve
 
 DATA = Path(__file__).parent / "data"
 CLUSTER = (DATA / "members-cluster.json").read_text()

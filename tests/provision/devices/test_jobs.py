@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from inventory.machine import ignore
-from provision.devices import (
-    boot_unit,
-    change_job,
-    conf_file,
+from provision.devices.change import change_job, conf_file
+from provision.devices.facts import CtFacts, HostFacts, NodeKind, State
+from provision.devices.observe import (
     ct_job,
     host_driver,
     host_job,
@@ -24,7 +23,7 @@ from provision.devices import (
     look,
     side_by_side,
 )
-from provision.devices.facts import CtFacts, HostFacts, NodeKind, State
+from provision.devices.planning import boot_unit
 
 INFORMATION = """Model: \t\t NVIDIA RTX PRO 6000 Blackwell
 IRQ:   \t\t 120

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.devices import look
 from provision.devices.facts import NodeKind, State
+from provision.devices.observe import look
 
 
 @pytest.fixture

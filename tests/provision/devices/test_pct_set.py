@@ -13,7 +13,7 @@ import pytest
 
 from inventory.errors import CannotLook, ConfigError, Failed, Refused
 from inventory.machine import ignore
-from provision.devices import change_job, conf_file, pct_set
+from provision.devices.change import change_job, conf_file, pct_set
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from inventory.errors import GpuctlError
 from inventory.model import Container, Gpus
-from provision.devices import conf, edits, plan
+from provision.devices.config import conf, edits
 from provision.devices.facts import Content, HostFacts, State
+from provision.devices.planning import plan
 
 
 def _after(make: Any, text: str, **changes: Any) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from provision.devices import conf, edits, plan
+from provision.devices.config import conf, edits
 from provision.devices.consent import Style
 from provision.devices.facts import Node, NodeKind
+from provision.devices.planning import plan
 
 NEW = "6.1.10"
 NODES = ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")

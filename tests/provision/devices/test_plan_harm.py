@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from provision.devices import conf, edits, plan
+from provision.devices.config import conf, edits
+from provision.devices.planning import plan
 
 NEW = {"pve_container": "6.1.10"}
 

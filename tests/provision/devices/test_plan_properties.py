@@ -11,9 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inventory.errors import GpuctlError
-from provision.devices import conf, diagnose, edits, plan, procdev, rules, wanted
+from provision.devices import procdev, wanted
+from provision.devices.config import conf, edits, rules
 from provision.devices.consent import Style
+from provision.devices.diagnosis import diagnose
 from provision.devices.facts import Content, HostFacts, Node, NodeKind, State
+from provision.devices.planning import plan
 
 MAJORS = st.sampled_from([195, 226, 234, 235, 240, 254, 384, 508, 509, 510, 511, 512, 10])
 KEYS = st.sampled_from(

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from provision.devices import ct_open, program, side_by_side
 from provision.devices.facts import Node, NodeKind
+from provision.devices.observe import ct_open, program, side_by_side
 
 Install = Callable[[str, str], None]
 

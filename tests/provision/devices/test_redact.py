@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.devices import conf, plan, redact
+from provision.devices import redact
+from provision.devices.config import conf
 from provision.devices.facts import Content, HostFacts, Node, NodeKind, State
+from provision.devices.planning import plan
 
 TEXT = """\
 #root password is hunter2

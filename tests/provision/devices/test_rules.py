@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.devices import keys, procdev, rules
+from provision.devices import procdev
+from provision.devices.config import keys, rules
 
 ALLOW, DENY = rules.ALLOW, rules.DENY
 

@@ -13,7 +13,7 @@ import pytest
 
 from inventory.errors import Refused
 from inventory.machine import ignore
-from provision.devices import backup, change_job, conf_file
+from provision.devices.change import backup, change_job, conf_file
 
 FOLDER = "var/lib/gpuctl/backups"
 

@@ -13,9 +13,10 @@ from typing import Any, Final
 import pytest
 
 from gpuctl.lab.pve import conf as second
-from provision.devices import conf, edits, keys, plan, rules
+from provision.devices.config import conf, edits, keys, rules
 from provision.devices.consent import Style
 from provision.devices.facts import Content, HostFacts, State
+from provision.devices.planning import plan
 
 Recorded = Callable[[Mapping[str, str]], bytes]
 Vectors = list[dict[str, Any]]

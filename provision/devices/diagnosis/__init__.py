@@ -1,0 +1,1 @@
+"""Why a container can't use its GPUs: from facts to causes; pure."""

@@ -1,0 +1,1 @@
+"""What to change, and in which lines: from facts to steps; pure."""
