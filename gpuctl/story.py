@@ -77,6 +77,8 @@ class Story:
         name = "" if report.stage == self._stage else str(report.stage)
         self._stage = report.stage
         self.line(f"{name:<10}", f"{label[0]:<9}", report.line, colour=label[1])
+        for part in report.more:
+            self.line(" " * 10, " " * 9, f"  {part}")
 
     def line(self, left: str, label: str, text: str, *, colour: str = "") -> None:
         """A line of the story."""

@@ -26,10 +26,23 @@ class StageName(StrEnum):
 
 @runtime_checkable
 class Step(Protocol):
-    """One change that a stage would make; a frozen value that can say itself in one line."""
+    """One change that a stage would make; a frozen value that can say itself in one line.
+
+    A step made of many small ones may have `more`: a line for each, shown below its own.
+    """
 
     @property
     def line(self) -> str: ...
+
+
+def more(step: Step) -> tuple[str, ...]:
+    """The parts of a step that has many."""
+    return tuple(getattr(step, "more", ()))
+
+
+def _whole(step: Step) -> str:
+    """Step and parts in one line."""
+    return ": ".join((step.line, "; ".join(more(step)))) if more(step) else step.line
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,7 @@ class Report:
     stage: StageName
     phase: Phase
     line: str = ""
+    more: tuple[str, ...] = ()
 
 
 Reporter = Callable[[Report], None]
@@ -140,7 +154,7 @@ def _settle(stage: Stage, report: Reporter, emit: Emit, agree: Agree) -> Outcome
                 hint="something else keeps changing it back; see the journal of this run",
             )
         for step in plan.steps:
-            report(Report(stage.name, Phase.PLANNED, step.line))
+            report(Report(stage.name, Phase.PLANNED, step.line, more(step)))
         agree(stage.name, plan.steps)
         for step in plan.steps:
             report(Report(stage.name, Phase.CHANGING, step.line))
@@ -193,9 +207,11 @@ def preview(stages: Iterable[Stage], report: Reporter) -> tuple[Preview, ...]:
             # Not blocked for good: the steps before it are there to change just that.
             reason = f"judged again after the steps of stage {pending}; now: {plan.blocked.message}"
             plan = Plan(plan.steps, later=(*plan.later, reason), warnings=plan.warnings)
+        for line in found:
+            report(Report(stage.name, Phase.FOUND, line))
+        for step in plan.steps:
+            report(Report(stage.name, Phase.PLANNED, step.line, more(step)))
         for phase, lines in (
-            (Phase.FOUND, found),
-            (Phase.PLANNED, tuple(step.line for step in plan.steps)),
             (Phase.LATER, plan.later),
             (Phase.WARNING, plan.warnings),
             (Phase.ADVICE, plan.advice),
@@ -205,9 +221,7 @@ def preview(stages: Iterable[Stage], report: Reporter) -> tuple[Preview, ...]:
         if plan.blocked is not None:
             report(Report(stage.name, Phase.BLOCKED, plan.blocked.message))
         previews.append(
-            Preview(
-                stage.name, found, tuple(step.line for step in plan.steps), plan.later, plan.blocked, plan.warnings
-            )
+            Preview(stage.name, found, tuple(map(_whole, plan.steps)), plan.later, plan.blocked, plan.warnings)
         )
         if plan.steps and pending is None:
             pending = stage.name

@@ -110,7 +110,8 @@ def _run(
         journal = diary.open_journal(link.name, lab=link.lab, stages=[str(n) for n in names], argv=sys.argv[1:])
 
         def report(entry: Report) -> None:
-            journal.write("stage", stage=str(entry.stage), phase=str(entry.phase), line=entry.line)
+            told = {"line": entry.line, **({"more": list(entry.more)} if entry.more else {})}
+            journal.write("stage", stage=str(entry.stage), phase=str(entry.phase), **told)
             story.report(entry)
 
         def agree(stage: StageName, steps: tuple[Step, ...]) -> None:

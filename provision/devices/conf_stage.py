@@ -41,7 +41,14 @@ class EditConf:
 
     @property
     def line(self) -> str:
+        if self.more:
+            return f"in {self.path}: {len(self.lines)} changes"
         return f"in {self.path}: {'; '.join(self.lines)}"
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The changes one by one, when they are too many for one line."""
+        return self.lines if len(self.lines) > 2 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +160,8 @@ class DevicesStage:
             raise Failed(
                 f"{step.path} was written, but reads differently", hint="see the backup " + done["backup"]
             )
-        return f"{'; '.join(step.lines)} (backup: {done['backup']})"
+        told = step.line if step.more else "; ".join(step.lines)
+        return f"{told} (backup: {done['backup']})"
 
     def _hot_plug(self, step: HotPlug, emit: Emit) -> str:
         args = {"vmid": step.vmid, "digest": step.digest, "set": dict(step.entries)}

@@ -163,3 +163,23 @@ def test_with_the_boot_unit_the_next_reboot_leaves_only_the_moved_number(lab: La
     finally:
         lab.run("devices", "boot-unit", "pve", "--remove", "--yes")
         lab.conf.write_bytes(before)
+
+
+def test_raw_lines_become_dev_entries_when_asked_and_follow_the_number_from_then_on(lab: Lab) -> None:
+    before = lab.conf.read_bytes()
+    try:
+        planned = lab.run("devices", "plan", "ct200", "--prefer", "dev")
+        assert re.search(r"plan +in /etc/pve/lxc/200.conf: \d+ changes\n", planned.stderr)
+        assert planned.stderr.count("turn the mount of /dev/nvidia") == 11
+        applied = lab.run("devices", "apply", "ct200", "--prefer", "dev", "--yes")
+        assert applied.returncode == 0, applied.stderr
+        main, snapshot = lab.conf.read_text().split("[fresh]")
+        assert "lxc." not in main
+        assert "lxc.cgroup2.devices.allow" in snapshot
+        lab.lab("reboot")
+        assert lab.run("devices", "apply", "ct200", "--yes").returncode == 0
+        assert lab.conf.read_text().split("[fresh]")[0] == main  # the number moved, the file did not change
+        assert lab.json("devices", "show", "ct200")["causes"] == []
+    finally:
+        lab.conf.write_bytes(before)
+        lab.run("devices", "apply", "ct200", "--yes")

@@ -56,9 +56,11 @@ def _entries(draft: Draft) -> Iterator[str]:
 def _elsewhere(draft: Draft) -> Iterator[str]:
     """Device lines where they have no effect, or an effect that nobody meant."""
     document = draft.document
+    has_none = not any(nvidia(path) for path in draft.first.passed)
     for name, view in document.snapshots.items():
         stray = [line for line in view.raw if about_devices(line)]
-        if stray and not any(about_devices(line) for line in document.main.raw):
+        # Beside lines of the main section they are a copy, as a snapshot should have them.
+        if stray and has_none and not any(about_devices(line) for line in document.main.raw):
             numbers = ", ".join(str(line.number) for line in stray)
             yield f"device lines stand in snapshot [{name}] only, where they have no effect (line {numbers})"
     pending = document.pending
