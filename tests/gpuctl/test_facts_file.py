@@ -66,6 +66,7 @@ def _planned(path: Path) -> None:
     diagnose.diagnose("ct200", record.scout.host(), record.container, record.scout.recorded_inside)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([place for place in _places(DOCUMENT) if place]), JSON)
 def test_any_value_in_any_place_is_planned_or_refused(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:

@@ -50,6 +50,7 @@ class TestInit:
         made = reload(tmp_path, write_first_inventory(api, (Guest(100, "", "ct100", "lxc", "unknown"),)))
         assert next(iter(made.hosts.values())).api == api
 
+    @pytest.mark.slow
     @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         st.lists(

@@ -125,6 +125,7 @@ def test_aliases_that_multiply_are_stopped(tmp_path: Path) -> None:
     assert "more than 50000 values" in found
 
 
+@pytest.mark.slow
 def test_deep_nesting_is_a_mistake_and_no_crash(tmp_path: Path) -> None:
     assert "nested too deeply" in mistakes(write(tmp_path / "deep.yaml", "a: " + "[" * 5000))[0]
 
@@ -256,6 +257,7 @@ class TestAnything:
     def test_any_text_loads_or_is_a_configuration_error(self, tmp_path: Path, text: str) -> None:
         self.load(tmp_path / "a.yaml", text.encode("utf-8", "surrogatepass"))
 
+    @pytest.mark.slow
     @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(SHAPED)
     def test_anything_like_an_inventory_loads_or_is_a_configuration_error(
@@ -263,6 +265,7 @@ class TestAnything:
     ) -> None:
         self.load(tmp_path / "a.yaml", "".join("".join(part) for part in parts).encode())
 
+    @pytest.mark.slow
     @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         st.recursive(

@@ -36,6 +36,7 @@ class TestLostAnswer:
         assert api.start("pve", 200, timeout_s=10) == ()
         assert len(pve.asked("POST", f"{CT}/status/start")) == 1
 
+    @pytest.mark.slow
     def test_without_a_task_the_wanted_state_is_enough(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
         pve.on("POST", f"{CT}/status/start", scripted.DROP)
         pve.on("GET", "/nodes/pve/tasks", scripted.data([]))
@@ -43,6 +44,7 @@ class TestLostAnswer:
         assert api.start("pve", 200, timeout_s=10) == ()
         assert len(pve.asked("POST", f"{CT}/status/start")) == 1
 
+    @pytest.mark.slow
     def test_without_a_task_and_the_state_it_is_unknown(self, pve: Any, api: ProxmoxApi, scripted: Any) -> None:
         pve.on("POST", f"{CT}/status/start", scripted.DROP)
         pve.on("GET", "/nodes/pve/tasks", scripted.data([]))

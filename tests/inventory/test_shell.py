@@ -113,6 +113,7 @@ class TestLocal:
     def test_a_killed_command_tells_its_signal(self) -> None:
         assert LocalShell().run(("sh", "-c", "kill -9 $$")).rc == -9
 
+    @pytest.mark.slow
     def test_the_whole_group_ends_with_its_time_limit(self, tmp_path: Path) -> None:
         script = f"trap '' TERM; sleep 60 & echo $! > {tmp_path / 'pid'}; wait"
         with pytest.raises(CannotLook):

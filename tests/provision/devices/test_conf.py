@@ -178,6 +178,7 @@ def test_edits_leave_every_other_line_as_it_was(data: bytes, words: list[tuple[i
     assert all(line.section == 0 for line in inserted)
 
 
+@pytest.mark.slow
 def test_a_line_added_to_any_recorded_file_is_all_that_the_parser_sees_differ(
     conf_vectors: list[dict[str, Any]], recorded: Recorded
 ) -> None:

@@ -101,6 +101,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["replace", "undo"])
 def test_case_18_kill_9_before_every_step_leaves_old_or_new_bytes_and_a_backup(
     conf_root: Path, action: str

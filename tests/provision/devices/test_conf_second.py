@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,7 @@ def _text(data: Any) -> Any:
     return [list(map(str, pair)) for pair in data] if isinstance(data, list) else str(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, derandomize=True, database=None, deadline=None)
 @given(FILES)
 def test_both_readers_find_the_same_values_sections_and_malformed_lines(data: bytes) -> None:

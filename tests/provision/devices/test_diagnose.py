@@ -172,6 +172,7 @@ GUESTS = st.none() | st.builds(
 WANTED = st.lists(st.sampled_from(NAMES[2:]), max_size=6, unique=True).map(tuple)
 
 
+@pytest.mark.slow
 @SLOW
 @given(HOSTS, INSIDE, GUESTS, WANTED, st.integers(0, 3), st.sampled_from([None, 500.0]))
 def test_any_facts_give_causes_a_plan_or_our_own_error(

@@ -167,6 +167,7 @@ def test_a_locked_container_is_refused(root: Path) -> None:
         _set(root, dev0=UVM)
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_after_writing_is_judged_by_the_file(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_what_is_no_facts_is_refused_in_words(data: Any) -> None:
         HostFacts.from_json(data)
 
 
+@pytest.mark.slow
 def test_a_thousand_different_containers_are_planned_and_none_is_blocked(project: Path, monkeypatch: Any) -> None:
     monkeypatch.syspath_prepend(str(project / "benchmarks"))
     benchmark: Any = importlib.import_module("devices")

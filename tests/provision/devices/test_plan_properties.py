@@ -223,6 +223,7 @@ KINDS = st.sampled_from(list(NodeKind))
 NODES = st.builds(Node, PATHS, KINDS, NUMBERS, NUMBERS, st.integers(0, 0o7777), NUMBERS, NUMBERS)
 
 
+@pytest.mark.slow
 @BOUND
 @given(
     st.one_of(st.binary(max_size=300), CONFS),

@@ -111,6 +111,7 @@ def test_each_warning_belongs_to_the_line_that_we_find_fault_with(
             assert sorted(first.split()) == sorted(vector["strict"]["error"].split(" - ", 1)[1].split())
 
 
+@pytest.mark.slow
 def test_the_file_that_proxmox_would_write_says_the_same(conf_vectors: Vectors, recorded: Recorded) -> None:
     compared = 0
     for vector in conf_vectors:
@@ -185,6 +186,7 @@ def _hosts(make: Any, data: bytes) -> list[HostFacts]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", list(Style))
 def test_the_plan_for_every_recorded_file_changes_only_what_was_meant(
     make: Any, conf_vectors: Vectors, recorded: Recorded, style: Style

@@ -40,6 +40,7 @@ LINES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(LINES, max_size=12))
 def test_rewriting_settles_after_the_second_time(lines):
@@ -62,6 +63,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(NAMES, VALUES, max_size=4), st.booleans())
 def test_no_change_makes_the_server_stumble(lab, call, form, running):

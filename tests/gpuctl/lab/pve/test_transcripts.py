@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import pytest
+
 # Exchanges that are not replayed, with the reason. A name that is not in the recording fails the test.
 LEFT_OUT: dict[str, str] = {}
 
@@ -26,6 +28,7 @@ LIVE = (
 FED_STOPPED = {"read-resources"}
 
 
+@pytest.mark.slow
 def test_replay_of_all_recorded_exchanges(lab, recorded, as_bytes):
     exchanges = recorded("api-transcripts")
     assert set(LEFT_OUT) <= {entry["name"] for entry in exchanges}
