@@ -46,10 +46,9 @@ class Daemon:
         self._stopping = asyncio.Event()
         before = read_info(lab)
         wanted = first_ports | (before.ports if before else {})
-        self._ports = {name: port if _free(port) else 0 for name, port in wanted.items()}
-        # Nothing of ours listens there; the inventory must name a port that stays free for this lab's engine.
-        self._reserved = _reserve(self._ports["engine"])
-        self._ports["engine"] = int(self._reserved.getsockname()[1])
+        # Held as long as this daemon runs: a port that is closed during a reboot must be there again afterwards.
+        self._marks = {name: _reserve(port) for name, port in wanted.items()}
+        self._ports = {name: int(mark.getsockname()[1]) for name, mark in self._marks.items()}
         self.fresh = not lab.kernel.exists()
         token = before.token if before else secrets.token_hex(16)
         isolation, chosen = namespaces.isolation(os.environ), "GPUCTL_LAB_ISOLATION" in os.environ
@@ -224,12 +223,12 @@ async def _run(lab: LabDir, ports: dict[str, int]) -> None:
 
 
 def _reserve(wanted: int) -> socket.socket:
-    """A port for the engine that no other lab takes: a datagram socket of that number is the mark between labs.
+    """A port that no other lab takes: a datagram socket of that number is the mark between labs.
 
-    Below the range from which the kernel takes the ports of outgoing connections. Which one is left to chance, so
-    that a lab which is down for a moment finds its port free again although others start meanwhile.
+    `wanted`, else one below the range from which the kernel takes the ports of outgoing connections. Which one is left
+    to chance, so that a lab which is down for a moment finds its port free again although others start meanwhile.
     """
-    others = list(range(PORTS["engine"] + 1, PORTS["engine"] + 400))
+    others = list(range(PORTS["engine"] + 1, PORTS["engine"] + 800))
     random.shuffle(others)
     for port in (wanted, *others):
         if port and _free(port):
@@ -240,7 +239,7 @@ def _reserve(wanted: int) -> socket.socket:
                 mark.close()
                 continue
             return mark
-    raise Failed("no port is free for the lab's engine", hint="end the labs that are not needed: gpuctl lab down")
+    raise Failed("no port is free for the lab", hint="end the labs that are not needed: gpuctl lab down")
 
 
 def _free(port: int) -> bool:

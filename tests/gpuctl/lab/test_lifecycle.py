@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -180,3 +182,24 @@ def test_the_commands_tell_what_runs(start_lab: Any) -> None:
 
 
 _FREE = {"api": 0, "ssh": 0, "hub": 0, "engine": 0}
+
+
+def test_labs_that_start_and_reboot_at_the_same_moment_never_take_each_others_ports(tmp_path: Path) -> None:
+    folders = [tmp_path / str(n) for n in range(4)]
+
+    def all_at_once(*words: str) -> None:
+        program = str(Path(sys.executable).parent / "gpuctl")
+        running = [
+            subprocess.Popen([program, "lab", *words, "--dir", str(f)], stdout=subprocess.DEVNULL) for f in folders
+        ]
+        assert [process.wait(60) for process in running] == [0] * len(folders)
+
+    try:
+        all_at_once("up")
+        before = [manage.running(open_dir(folder)).ports for folder in folders]
+        assert len({port for ports in before for port in ports.values()}) == 4 * len(folders)
+        all_at_once("reboot")
+        assert [manage.running(open_dir(folder)).ports for folder in folders] == before
+    finally:
+        for folder in folders:
+            manage.down(open_dir(folder), purge=True)
