@@ -57,12 +57,8 @@ class HostStage:
     def plan(self, facts: HostView) -> Plan:
         made = prepare.host_plan(facts.host, self._container, facts.tried)
         later = ("the device rules are judged once the numbers are known",)
-        return Plan(
-            made.steps,
-            made.blocked,
-            later if made.steps and made.blocked is None else (),
-            made.warnings,
-        )
+        waits = later if made.steps and made.blocked is None else ()
+        return Plan(made.steps, made.blocked, waits, made.warnings, made.advice)
 
     def apply(self, step: prepare.Prepare, emit: Emit) -> str:
         self._tried |= frozenset(step.argvs)

@@ -280,3 +280,15 @@ def test_a_node_inside_that_cannot_be_looked_at_is_unknown_and_no_reason_to_rest
     with pytest.raises(CannotLook, match=r"/dev/nvidia0 is unreadable \(EIO\)"):
         run(world, container)
     assert "shutdown" not in world.calls
+
+
+def test_after_a_repair_the_lasting_fix_is_advised_and_is_no_warning(world: Any, container: Container) -> None:
+    said: list[tuple[str, str]] = []
+    outcomes = pipeline.run(
+        stages(world, container), lambda report: said.append((str(report.phase), report.line)), ignore
+    )
+    assert [line for phase, line in said if phase == "advice"] == [
+        "nvidia-uvm was not there after this boot and will not be after the next: "
+        "`gpuctl devices boot-unit ct200 --install` makes it before Proxmox starts its guests"
+    ]
+    assert all(outcome.warnings == () for outcome in outcomes)
