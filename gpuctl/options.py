@@ -34,7 +34,8 @@ def inventory_option(command: F) -> F:
         multiple=True,
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Inventory file; may be repeated. Default: GPUCTL_INVENTORY, ./gpuctl.yaml, ./inventory/*.yaml.",
+        help="Inventory file; may be repeated. Default: GPUCTL_INVENTORY, ./gpuctl.yaml, ./inventory/*.yaml, "
+        "the lab in ./.lab.",
     )(command)
 
 

@@ -52,8 +52,8 @@ def find(
     """The inventory files: `--inventory`, else GPUCTL_INVENTORY (':' between several), else what lies in `cwd`.
 
     A folder stands for its *.yaml and *.yml files. In `cwd` these are gpuctl.yaml and inventory/*.yaml; the
-    shipped examples are left out. Empty when nothing is there (`load` then says so); named files are not looked
-    at here.
+    shipped examples are left out. Where there is none of these, that of the embedded host in .lab. Empty when nothing
+    is there (`load` then says so); named files are not looked at here.
     """
     named: list[str | os.PathLike[str]]
     if option:
@@ -68,6 +68,8 @@ def find(
     for path in paths:
         for file in _in_folder(path) if path.is_dir() else (path,):
             found.setdefault(file)
+    if not found and not named and (lab := cwd / ".lab" / "gpuctl.yaml").is_file():
+        return (lab,)
     return tuple(found)
 
 

@@ -201,6 +201,15 @@ class TestFind:
         option, environ = (*args, None)[0], (*args, {}, {})[1] if len(args) > 1 else {}
         return [str(path.relative_to(folder)) for path in find(folder, option, environ)]  # type: ignore[arg-type]
 
+    def test_where_there_is_none_the_embedded_host_is_meant(self, tmp_path: Path) -> None:
+        lab = tmp_path / ".lab/gpuctl.yaml"
+        lab.parent.mkdir()
+        lab.touch()
+        assert find(tmp_path, None, {}) == (lab,)
+        assert find(tmp_path, None, {"GPUCTL_INVENTORY": "mine.yaml"}) == (tmp_path / "mine.yaml",)
+        (tmp_path / "gpuctl.yaml").touch()
+        assert find(tmp_path, None, {}) == (tmp_path / "gpuctl.yaml",)
+
     def test_here_means_gpuctl_yaml_and_the_inventory_folder_without_the_examples(self, folder: Path) -> None:
         assert self.names(folder) == ["gpuctl.yaml", "inventory/a.yml", "inventory/b.yaml"]
 
