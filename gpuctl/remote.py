@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import queue
 import threading
@@ -158,15 +157,6 @@ class RemoteMachine:
         """Python's own words for a script that is not there (exit status 2): no round trip to look for it."""
         path = self._path(self._bundle()).encode()
         return completed.rc == 2 and b"can't open file" in completed.stderr and path in completed.stderr
-
-    def warm_up(self) -> None:
-        """Start the interpreter there in the background; a failure shows at the next call."""
-
-        def greet() -> None:
-            with contextlib.suppress(Exception):
-                self.call("agent.hello")
-
-        threading.Thread(target=greet, daemon=True).start()
 
     def close(self) -> None:
         """End the session."""

@@ -243,14 +243,6 @@ def test_a_print_of_a_library_never_lands_between_the_json_lines(tmp_path: Path)
     assert b"noise" in done.stderr
 
 
-def test_a_warm_up_that_fails_says_nothing_and_the_next_call_does(capfd: pytest.CaptureFixture[str]) -> None:
-    machine = RemoteMachine(FakeShell(rc=127), build)
-    machine.warm_up()
-    with pytest.raises(CannotLook, match="python3 cannot be run"):
-        machine.call("agent.hello")
-    assert capfd.readouterr().err == ""
-
-
 def test_calls_from_several_threads_are_made_one_after_the_other() -> None:
     shell = FakeShell()
     machine = RemoteMachine(shell, build)
