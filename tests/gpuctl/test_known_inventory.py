@@ -110,3 +110,16 @@ def test_only_a_few_are_kept(file: Path) -> None:
 def test_without_a_cache_folder_it_is_checked_like_ever(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     assert known_inventory.load((file,)) == check((file,))
+
+
+def test_the_newest_stays_although_the_clock_was_set_back(file: Path) -> None:
+    _forget()
+    for vmid in range(200, 200 + known_inventory.KEPT):
+        file.write_text(TEXT.replace("vmid: 200", f"vmid: {vmid}"))
+        known_inventory.load((file,))
+    for path in _kept():
+        os.utime(path, (4e9, 4e9))
+    before = set(_kept())
+    file.write_text(TEXT.replace("vmid: 200", "vmid: 300"))
+    known_inventory.load((file,))
+    assert len(set(_kept()) - before) == 1

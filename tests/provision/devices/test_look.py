@@ -73,6 +73,8 @@ def test_what_stands_in_place_of_a_node_is_told_apart(root: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root")
 def test_numbers_mode_owner_and_time_of_a_real_node_are_read(root: Path) -> None:
     os.mknod(root / "dev/nvidia-uvm", 0o020000 | 0o600, os.makedev(509, 1))
     os.mknod(root / "dev/block", 0o060000 | 0o600, os.makedev(7, 200))
