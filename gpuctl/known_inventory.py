@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import sys
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 KEPT: Final = 8
 """Remembered inventories; the oldest are removed."""
+
+
+class _Writer(pickle.Pickler):
+    """Writes a member of an enumeration by its value: some versions of Python 3.11 write `getattr` instead."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (type(obj), (obj.value,)) if isinstance(obj, Enum) else NotImplemented
 
 
 class _Reader(pickle.Unpickler):
@@ -91,11 +99,12 @@ def _recall(place: Path, files: tuple[Path, ...]) -> Loaded | None:
 def _remember(place: Path, loaded: Loaded) -> None:
     place.parent.mkdir(mode=0o700, exist_ok=True)
     bases = {name: str(folder) for name, folder in loaded.bases.items()}
-    data = pickle.dumps((loaded.inventory, str(loaded.base), bases))
+    data = io.BytesIO()
+    _Writer(data).dump((loaded.inventory, str(loaded.base), bases))
     staging = place.with_suffix(f".{os.getpid()}.tmp")
     handle = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
-        file.write(data)
+        file.write(data.getvalue())
     staging.replace(place)
     kept = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     # The new one stays whatever a clock that was set back says of its age.
