@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,8 @@ def test_case_gets_its_verdict_and_its_one_cause(path: Path, machine: Callable[[
     for text in want.get("says", ()):
         assert text in said
     for text in want.get("not", ()):
-        assert text not in said
+        # As a word: the digits of some amount of free memory may hold any number.
+        assert not re.search(rf"(?<![0-9]){re.escape(text)}(?![0-9])", said), text
     for check, status in want.get("status", {}).items():
         assert _worst(report, check) == status, said
     for check, cause in want.get("because", {}).items():
