@@ -56,11 +56,11 @@ class Link:
 
     @property
     def node(self) -> str:
-        """Name of the node that owns the container."""
-        return self.guest.node
+        """Name of the node that owns the container; the inventory's word for it is checked by stage `connect`."""
+        return self.host_entry.node or self.guest.node
 
     @cached_property
-    def host_shell(self) -> Shell:
+    def host_shell(self) -> SshShell:
         """SSH to the host; it logs in when it is first used."""
         from inventory.ssh import SshShell
 

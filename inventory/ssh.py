@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from inventory.errors import CannotLook, Failed, Refused
+from inventory.errors import CannotLook, Failed, GpuctlError, Refused
 from inventory.machine import Completed
 from inventory.model import Ssh
 from inventory.ssh_connect import close, connect
 from inventory.ssh_exchange import Exchange, Limit, alive, lost
-from inventory.ssh_target import Target, route
+from inventory.ssh_target import Target, load_paramiko, route
 
 if TYPE_CHECKING:
     import paramiko
@@ -36,6 +36,7 @@ class SshShell:
         self._where = where or hops[-1].where
         self._clients: list[paramiko.SSHClient] = []
         self._lock = threading.Lock()
+        self._error: GpuctlError | None = None
 
     @classmethod
     def to(cls, ssh: Ssh, *, base: Path, where: str = "") -> SshShell:
@@ -68,14 +69,36 @@ class SshShell:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def dial(self) -> None:
+        """Begin to log in; whoever uses the shell first waits for the login and gets its error."""
+        self._lock.acquire()
+
+        def work() -> None:
+            try:
+                self._login()
+            except GpuctlError as error:
+                self._error = error
+            finally:
+                self._lock.release()
+
+        threading.Thread(target=work, daemon=True).start()
+        # In this thread: two that import beside each other take longer than one after the other.
+        load_paramiko()
+
     def _client(self) -> paramiko.SSHClient:
         with self._lock:
-            transport = self._clients[-1].get_transport() if self._clients else None
-            if transport is None or not transport.is_active():
-                close(self._clients)
-                self._clients = []
-                self._clients = connect(self._hops)
-            return self._clients[-1]
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            return self._login()
+
+    def _login(self) -> paramiko.SSHClient:
+        transport = self._clients[-1].get_transport() if self._clients else None
+        if transport is None or not transport.is_active():
+            close(self._clients)
+            self._clients = []
+            self._clients = connect(self._hops)
+        return self._clients[-1]
 
     def _transport(self) -> paramiko.Transport:
         transport = self._client().get_transport()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inventory import known_hosts
 from inventory.errors import CannotLook, GpuctlError
-from inventory.ssh_target import Target
+from inventory.ssh_target import Target, load_paramiko
 from inventory.ssh_transport import factory
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def connect(hops: tuple[Target, ...]) -> list[paramiko.SSHClient]:
     try:
         for target in hops:
             sock = _tunnel(clients[-1], target) if clients else _socket(target)
+            # Only now: the server says its banner while this is imported.
+            load_paramiko()
             clients.append(_client(target, sock))
     except BaseException:
         close(clients)

@@ -107,11 +107,11 @@ def _config(path: Path) -> paramiko.SSHConfig | None:
         text = path.read_text() if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
-    _load_paramiko(runs_programs=_MATCH_EXEC.search(text) is not None)
-    import paramiko
-
     if not text:
         return None
+    load_paramiko(runs_programs=_MATCH_EXEC.search(text) is not None)
+    import paramiko
+
     try:
         return paramiko.SSHConfig.from_text(text)
     except (paramiko.SSHException, ValueError) as error:
@@ -121,7 +121,7 @@ def _config(path: Path) -> paramiko.SSHConfig | None:
 _MATCH_EXEC: Final = re.compile(r"^\s*match\b.*\bexec\b", re.IGNORECASE | re.MULTILINE)
 
 
-def _load_paramiko(*, runs_programs: bool) -> None:
+def load_paramiko(*, runs_programs: bool = False) -> None:
     """Import paramiko without `invoke`, which it needs for `Match exec` alone and takes for absent then.
 
     It brings asyncio and unittest along: 40 % of the time of importing paramiko, which every command would pay.
@@ -136,10 +136,10 @@ def _load_paramiko(*, runs_programs: bool) -> None:
 
 
 def _lookup(config: paramiko.SSHConfig | None, address: str) -> dict[str, Any]:
-    import paramiko
-
     if config is None:
         return {}
+    import paramiko
+
     try:
         return dict(config.lookup(address))
     except (paramiko.SSHException, OSError, ValueError, KeyError) as error:

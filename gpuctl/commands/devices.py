@@ -131,12 +131,11 @@ def plan(ct: str | None, inventory: tuple[Path, ...], facts: Path | None, as_jso
 def _look(
     ct: str | None, inventory: tuple[Path, ...], facts: Path | None, consent: Consent, *, as_json: bool, show: bool
 ) -> int:
-    from gpuctl.story import Story
-    from provision.pipeline import preview
-
     if facts is not None:
         from gpuctl.facts_file import read
+        from gpuctl.story import Story
         from provision.devices import stages
+        from provision.pipeline import preview
 
         if ct is not None:
             raise UsageError("CT and --facts exclude each other", hint="the file says which container it is about")
@@ -146,11 +145,16 @@ def _look(
         previews = preview(built.values(), story.report)
         causes = _causes(record.scout, record.container, previews)
         return _say(record.name, record.lab, previews, causes, as_json=as_json, show=show)
-    from gpuctl import recovery
     from gpuctl.link import Link
 
     loaded = options.loaded(inventory)
     with Link(loaded, options.pick(loaded, ct)) as link:
+        link.host_shell.dial()
+        # Imported while the login waits for its answers.
+        from gpuctl import recovery
+        from gpuctl.story import Story
+        from provision.pipeline import preview
+
         story = Story(lab=link.lab)
         previews = preview(recovery.stages(link, SPAN, wait_s=0, consent=consent), story.report)
         causes = _causes(link.scout, link.container, previews)

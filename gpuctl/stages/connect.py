@@ -10,6 +10,7 @@ from gpuctl.link import Link
 from inventory.errors import CannotLook, ConfigError, GpuctlError, Refused
 from inventory.machine import Emit
 from provision.devices.facts import GuestFacts, HostFacts
+from provision.devices.scout import in_background
 from provision.pipeline import Plan, StageName
 
 
@@ -49,18 +50,33 @@ class ConnectStage:
         link = self._link
         # Host and container are looked at while the API is asked.
         link.scout.begin()
-        wanted = link.host_entry.node
-        if wanted and link.node != wanted:
-            raise ConfigError(
-                f"{link.name} (VMID {link.container.vmid}) is on node {link.node}, "
-                f"but host {link.host_name!r} of the inventory is node {wanted}",
-                hint=f"it was migrated; give it the host that reaches {link.node}, or change its 'node'",
-            )
-        guest = link.scout.guest()
+        guest = self._guest()
         # What the next stages need is imported while the host is still being read.
         importlib.import_module("provision.devices.stages")
         host = link.scout.host()
         return ConnectFacts(host.pve_manager or link.api.version(), guest, host)
+
+    def _guest(self) -> GuestFacts:
+        """Where the inventory names the node, the container is looked for and looked at there at the same time."""
+        link = self._link
+        if not link.host_entry.node:
+            return link.scout.guest()
+        link.api  # noqa: B018 - one login for both
+        located = in_background(lambda: link.guest.node)
+        try:
+            return link.scout.guest()
+        finally:
+            # The wrong node is the better reason for whatever went wrong there.
+            self._must_be_on(located.result())
+
+    def _must_be_on(self, node: str) -> None:
+        link = self._link
+        if node != link.host_entry.node:
+            raise ConfigError(
+                f"{link.name} (VMID {link.container.vmid}) is on node {node}, "
+                f"but host {link.host_name!r} of the inventory is node {link.host_entry.node}",
+                hint=f"it was migrated; give it the host that reaches {node}, or change its 'node'",
+            ) from None
 
     def describe(self, facts: ConnectFacts) -> tuple[str, ...]:
         host = facts.host

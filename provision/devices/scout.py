@@ -73,7 +73,7 @@ class LiveScout:
         self.doors.host, self.doors.ct  # noqa: B018
         for name, work in (("host", self._read_host), ("inside", self._read_inside)):
             if name not in self._begun:
-                self._begun[name] = (time.monotonic(), _in_background(work))
+                self._begun[name] = (time.monotonic(), in_background(work))
 
     def host(self) -> HostFacts:
         return self._get("host", self._read_host)
@@ -119,7 +119,7 @@ class LiveScout:
 
     def _read_guest(self) -> GuestFacts:
         api, node = self.doors.api, self.doors.node
-        tasks = _in_background(lambda: api.running_tasks(node))
+        tasks = in_background(lambda: api.running_tasks(node))
         status = api.status(node, self._vmid)
         started = [task.started_s for task in tasks.result() if task.kind == "startall"]
         return GuestFacts(
@@ -165,7 +165,8 @@ class RecordedScout:
         """Nothing was read that could be read again."""
 
 
-def _in_background(work: Callable[[], T]) -> Future[T]:
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Do it in a thread of its own."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -69,7 +69,7 @@ def test_the_zip_application_can_import_every_job_and_its_libraries() -> None:
         {target.split(":")[0] for target in JOBS.values()} | {"huggingface_hub", "pynvml", "tenacity"}
     )
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import gpuctl.agent; gpuctl.agent.libraries()\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); import gpuctl.agent; gpuctl.agent.settle()\n"
         f"for m in {modules!r}: __import__(m)"
     )
     argv = [BARE, "-I", "-S", "-c", code, str(build().path)]

@@ -116,3 +116,12 @@ def test_completion_offers_commands_and_containers(tmp_path: Path, project: Path
 
     assert "recover" in complete("gpuctl rec", 1)
     assert "ct200" in complete("gpuctl recover ct", 2)
+
+
+def test_an_answer_that_cannot_be_written_is_a_failure_in_words() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [GPUCTL, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["error: no space left on device", "hint: make room and run it again"]

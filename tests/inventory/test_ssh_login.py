@@ -236,3 +236,26 @@ def test_an_answer_that_comes_before_anybody_waits_for_it_is_not_lost(
     monkeypatch.setattr(paramiko.Transport, "_send_message", send_and_dawdle)
     with SshShell.connect(entry(sshd, client_key), base=known.parent) as shell:
         assert shell.run(("echo", "in")).stdout == b"in\n"
+
+
+class TestDialledAhead:
+    def test_the_first_user_takes_over_the_login_that_was_begun(
+        self, sshd: Any, client_key: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "known_hosts").write_text(sshd.line + "\n")
+        shell = SshShell.to(entry(sshd, client_key), base=tmp_path)
+        shell.dial()
+        assert shell.run(("true",)).rc == 0
+        assert len(sshd.logins) == 1
+        shell.close()
+
+    def test_its_error_is_told_to_the_first_user_and_then_tried_again(
+        self, sshd: Any, client_key: Path, tmp_path: Path
+    ) -> None:
+        shell = SshShell.to(entry(sshd, client_key), base=tmp_path)
+        shell.dial()
+        with pytest.raises(CannotLook, match="its host key is not known"):
+            shell.run(("true",))
+        (tmp_path / "known_hosts").write_text(sshd.line + "\n")
+        assert shell.run(("true",)).rc == 0
+        shell.close()

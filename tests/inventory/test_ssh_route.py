@@ -147,11 +147,19 @@ def test_a_configuration_that_asks_a_program_is_followed(tmp_path: Path) -> None
     assert _python(code, tmp_path) == "192.0.2.7"
 
 
-def test_without_such_a_line_paramiko_comes_without_what_it_does_not_need(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "loaded"), [("Host pve1\n  HostName 192.0.2.7\n", "['paramiko']"), (None, "[]")]
+)
+def test_without_such_a_line_paramiko_comes_only_when_needed_and_without_what_it_does_not_need(
+    config: str | None, loaded: str, tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / ".ssh").mkdir()
+        (tmp_path / ".ssh/config").write_text(config)
     code = (
         "import sys; from pathlib import Path; from inventory.model import Ssh\n"
         "from inventory.ssh_target import route\n"
         "route(Ssh(address='pve1'), base=Path('.'))\n"
         "print([name for name in ('paramiko', 'invoke', 'unittest') if name in sys.modules])"
     )
-    assert _python(code, tmp_path) == "['paramiko']"
+    assert _python(code, tmp_path) == loaded
