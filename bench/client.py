@@ -292,12 +292,14 @@ class Answer:
             return None
 
 
-def get(address: Address, path: str, *, timeout_s: float = 10.0) -> Answer:
+def get(
+    address: Address, path: str, *, timeout_s: float = 10.0, headers: Mapping[str, str] | None = None
+) -> Answer:
     """GET a small resource; never raises for what the peer does."""
     kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
     connection = kind(address.host, address.port, timeout=timeout_s)
     try:
-        connection.request("GET", address.path + path)
+        connection.request("GET", address.path + path, headers=dict(headers or {}))
         response = connection.getresponse()
         return Answer(response.status, response.read(8 * 1024 * 1024).decode("utf-8", "replace"))
     except (OSError, http.client.HTTPException) as error:

@@ -25,6 +25,9 @@ FLAGS: Final = {
     "estimated": "the first event's tokens are estimated from its share of the text",
 }
 
+LOUD: Final = ("hidden-reasoning", "ended-inside-think", "warm-cache", "no-done")
+"""Flags that make a rate doubtful whatever the method; the others tell about the answer."""
+
 DISAGREE: Final = 0.02
 """Relative difference of two token counts from which on it is said."""
 

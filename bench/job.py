@@ -14,6 +14,7 @@ from typing import Any
 
 from bench import store, summary
 from bench.client import Address
+from bench.count import LOUD
 from bench.engines.registry import ADAPTERS
 from bench.probe import Look, look, prove
 from bench.result import Result, Shape
@@ -147,16 +148,13 @@ def run(args: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
 def _doubts(shapes: tuple[Shape, ...], method: str) -> tuple[str, ...]:
     """What the samples themselves warn of, each once, with the task it came from."""
     # A small model repeats itself; it makes a rate doubtful only where drafts profit from it.
-    loud = _LOUD if method == "auto" else (*_LOUD, "degenerate")
+    loud = LOUD if method == "auto" else (*LOUD, "degenerate")
     found = []
     for shape in shapes:
         for one in shape.runs:
             found += [f"{shape.task}: {text}" for text in one.sample.warnings]
             found += [f"{shape.task}: {flag}" for flag in one.sample.flags if flag in loud]
     return tuple(dict.fromkeys(found))
-
-
-_LOUD = ("hidden-reasoning", "ended-inside-think", "warm-cache", "no-done")
 
 
 def run_id(started: datetime, boot_id: str, method: str, tp: int) -> str:

@@ -71,40 +71,49 @@ def mark(nonce: str, number: int) -> str:
 
 
 def payload(load: Load, dialect: Dialect, task: Task, max_tokens: int, number: int) -> dict[str, Any]:
-    """The request's body."""
-    nonce, text = f"[{mark(load.nonce, number)}]", PROMPTS[task].text
-    messages = [{"role": "user", "content": text if dialect.system else f"{nonce} {text}"}]
-    if dialect.system:
-        messages.insert(0, {"role": "system", "content": f"{nonce} Be exact."})
-    body: dict[str, Any] = {
-        "model": load.model,
+    """The body of a request for a task."""
+    nonce = mark(load.nonce, number)
+    return body(load.model, PROMPTS[task].text, dialect, max_tokens=max_tokens, think=load.think, nonce=nonce)
+
+
+def body(
+    model: str, text: str, dialect: Dialect, *, max_tokens: int, think: bool | None, nonce: str
+) -> dict[str, Any]:
+    """A streamed chat request; an empty nonce leaves the prompt as it is."""
+    marked = f"[{nonce}]"
+    messages = [{"role": "user", "content": f"{marked} {text}" if nonce and not dialect.system else text}]
+    if nonce and dialect.system:
+        messages.insert(0, {"role": "system", "content": f"{marked} Be exact."})
+    made: dict[str, Any] = {
+        "model": model,
         "messages": messages,
         "max_tokens": max_tokens,
         "temperature": TEMPERATURE,
         "stream": True,
     }
     if dialect.usage:
-        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    if load.think is not None:
-        body["chat_template_kwargs"] = {"enable_thinking": load.think}
-    return body
+        made["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    if think is not None:
+        made["chat_template_kwargs"] = {"enable_thinking": think}
+    return made
 
 
-def fatal(load: Load, failure: Failure) -> Failed:
+def fatal(address: Address, model: str, failure: Failure, headers: Mapping[str, str] | None = None) -> Failed:
     """The error of a server that cannot be measured at all."""
-    where = load.address.netloc
+    where = address.netloc
     if failure.kind == "connect":
         return Failed(f"no server to measure: {failure.message}", hint="start it: `gpuctl engine start`")
     if failure.status in (401, 403):
         return Failed(
-            f"{where} refuses us: {failure.message}", hint="the server wants a key; set it in its settings"
+            f"{where} refuses us: {failure.message}",
+            hint="the server wants a key: --key env:NAME, --key file:PATH, or in the settings of the engine",
         )
     if failure.status == 404:
-        body = get(load.address, "/v1/models").json()
-        data = body.get("data", ()) if isinstance(body, Mapping) else ()
+        known = get(address, "/v1/models", headers=headers).json()
+        data = known.get("data", ()) if isinstance(known, Mapping) else ()
         names = ", ".join(str(one.get("id")) for one in data if isinstance(one, Mapping))
         return Failed(
-            f"{where} does not serve model {load.model}: {failure.message}",
+            f"{where} does not serve model {model}: {failure.message}",
             hint=f"it serves: {names or 'nothing that /v1/models names'}",
         )
     return Failed(f"{where} cannot be measured: {failure.message}", hint="see `gpuctl engine logs`")
@@ -164,9 +173,10 @@ class Driver:
             sample, exchange = self.ask(task, min(WARMUP_TOKENS, *self.load.max_tokens), told, "warm-up")
             times[task] = time.monotonic() - began
             if exchange.failure is not None:
-                raise fatal(self.load, exchange.failure)
+                raise fatal(self.load.address, self.load.model, exchange.failure)
             if sample.status is Status.FAILED:
-                raise fatal(self.load, Failure("in-band", sample.error, exchange.status))
+                failure = Failure("in-band", sample.error, exchange.status)
+                raise fatal(self.load.address, self.load.model, failure)
         return times
 
     def measure(self) -> tuple[Shape, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Sequence
@@ -52,3 +53,9 @@ def spread(values: Sequence[float]) -> Spread | None:
         return None
     ci_low, ci_high = bootstrap(values)
     return Spread(len(values), statistics.median(values), min(values), max(values), ci_low, ci_high)
+
+
+def rank(values: Sequence[float], share: float) -> float:
+    """The percentile by nearest rank: always one of the values. `share` is 0.99 for the 99th; `values` not empty."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -52,6 +52,9 @@ def progress_text(event: Mapping[str, Any]) -> str:
             speed = f"  {float(event['tok_s']):.1f} tok/s" if event.get("tok_s") else ""
             where = " ".join(str(event[key]) for key in ("phase", "task") if event.get(key))
             return f"{where} {event.get('run', '?')}/{event.get('runs', '?')}{speed}"
+        case "load":
+            speed = f"  {float(event['events_s']):.0f} events/s" if event.get("events_s") else ""
+            return f"{event.get('phase')} {event.get('run', '?')}/{event.get('runs', '?')}{speed}"
     return str(event.get("line") or event.get("message") or "")
 
 
@@ -95,6 +98,10 @@ class Story:
         if not self._quiet:
             self._begin()
             click.echo(text, file=self._stream)
+
+    def clear(self) -> None:
+        """Take the progress line away: an answer follows."""
+        self._status("")
 
     def _begin(self) -> None:
         """Clear the progress line; say the preface once."""

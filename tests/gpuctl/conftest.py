@@ -1,4 +1,4 @@
-"""A lab for the tests of a module."""
+"""A lab for the tests of a module, and the ground-truth server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from labkit import Lab
+from truthkit import serve
+
+__all__ = ["lab", "serve"]
 
 
 @pytest.fixture(scope="module")
