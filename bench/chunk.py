@@ -40,15 +40,23 @@ class Chunk:
         return value if isinstance(value, int) else None
 
 
+# JSON objects are plain dicts: to ask whether one is a Mapping takes as long as to parse it.
+def _object(data: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    value = data.get(name)
+    return value if isinstance(value, dict) else None
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
 def _tool(delta: Mapping[str, Any]) -> str:
+    if not (delta.get("tool_calls") or delta.get("function_call")):
+        return ""
     parts = []
     for call in [*(delta.get("tool_calls") or ()), {"function": delta.get("function_call") or {}}]:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping):
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
             parts += [_text(function.get("name")), _text(function.get("arguments"))]
     return "".join(parts)
 
@@ -58,14 +66,14 @@ def _token_ids(choice: Mapping[str, Any]) -> int | None:
     if isinstance(ids, list):
         return len(ids)
     logprobs = choice.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return len(content) if isinstance(content, list) else None
 
 
 def error_text(data: Mapping[str, Any]) -> str:
     """The message of an error object in any of its usual shapes; empty when `data` is none."""
     error = data.get("error")
-    if isinstance(error, Mapping):
+    if isinstance(error, dict):
         return _text(error.get("message")) or json.dumps(error)
     if error:
         return str(error)
@@ -83,17 +91,14 @@ def read(event: Event) -> Chunk:
     except (ValueError, RecursionError):
         shown = event.data[:80].decode("utf-8", "replace")
         return Chunk(event.at, error=f"an event that is not JSON: {shown}")
-    if not isinstance(data, Mapping):
+    if not isinstance(data, dict):
         return Chunk(event.at, error=f"an event that is not an object: {str(data)[:80]}")
     if (message := error_text(data)) or event.name == "error":
         return Chunk(event.at, error=message or _text(data.get("message")) or json.dumps(data)[:200])
     choices = data.get("choices")
     choice: Any = next((one for one in choices if one.get("index", 0) == 0), None) if choices else None
-    usage, timings, metrics = (
-        value if isinstance(value, Mapping) else None
-        for value in (data.get("usage"), data.get("timings"), data.get("metrics"))
-    )
-    if not isinstance(choice, Mapping):
+    usage, timings, metrics = _object(data, "usage"), _object(data, "timings"), _object(data, "metrics")
+    if not isinstance(choice, dict):
         return Chunk(event.at, usage=usage, timings=timings, metrics=metrics)
     delta = choice.get("delta") or choice.get("message") or {}
     return Chunk(
