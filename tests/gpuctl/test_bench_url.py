@@ -59,8 +59,8 @@ def test_the_answer_as_json_and_every_request_kept(server: Any, gpuctl: Any, tmp
     one, two = json.loads(out)["loads"]
     assert (one["model"], one["concurrency"], two["concurrency"]) == ("tiny", 1, 2)
     assert one["tokens"] == two["tokens"] == 4 * N
-    assert one["decode_tok_s"]["median"] == pytest.approx(100, rel=0.05)
-    assert two["total_tok_s"] > 1.5 * one["total_tok_s"]
+    assert one["decode_tok_s"]["median"] == pytest.approx(100, rel=0.2)
+    assert two["total_tok_s"] > 1.2 * one["total_tok_s"]
     folders = sorted((tmp_path / "kept").iterdir())
     assert [folder.name.rpartition("-")[2] for folder in folders] == [f"1x{N}", f"2x{N}"]
     kept = [json.loads(line) for line in (folders[0] / "requests.jsonl").read_text().splitlines()]
