@@ -113,7 +113,7 @@ def test_a_bench_of_its_own_measures_again(lab: Lab, inventory: Path) -> None:
     done = lab.run(
         "bench", "ct200", "--task", "fib", "--max-tokens", "8", "--repeat", "1", "--json", inventory=inventory
     )
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode in (0, 1), done.stdout + done.stderr
     result = json.loads(done.stdout)["result"]
     assert [shape["task"] for shape in result["shapes"]] == ["fib"]
     assert result["lab"] is True
