@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from labkit import GPUCTL
 from truthkit import HEAD, answer, finish, token
 
 from gpuctl import cli
@@ -135,3 +140,27 @@ def test_a_folder_that_cannot_be_written_is_told(server: Any, gpuctl: Any, tmp_p
     )  # fmt: skip
     assert code == 2
     assert "cannot be kept" in err
+
+
+def test_interrupted_it_gives_what_had_ended(serve: Any, tmp_path: Path) -> None:
+    number = count()
+
+    def script(method: str, path: str, body: Any) -> Any:
+        if next(number) < 2:
+            return [(0.0, HEAD), (0.01, token("x")), (0.03, token("y")), (0.04, finish("stop", 2))]
+        return [(0.0, HEAD), (0.01, token("x")), (60.0, finish("stop", 1))]
+
+    truth = serve(script)
+    words = ("--model", "m", "--requests", "5", "--warmup", "0", "--json", "--out", str(tmp_path))
+    process = subprocess.Popen(
+        [GPUCTL, "bench", "--url", truth.url, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    while len(truth.requests) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    (load,) = json.loads(out)["loads"]
+    assert (load["interrupted"], load["ends"], load["requests_wanted"]) == (True, {"ok": 2}, 5)
+    assert len(next(tmp_path.glob("*/requests.jsonl")).read_text().splitlines()) == 2
