@@ -102,7 +102,10 @@ def fatal(address: Address, model: str, failure: Failure, headers: Mapping[str, 
     """The error of a server that cannot be measured at all."""
     where = address.netloc
     if failure.kind == "connect":
-        return Failed(f"no server to measure: {failure.message}", hint="start it: `gpuctl engine start`")
+        return Failed(
+            f"no server to measure: {failure.message}",
+            hint="is it running? `gpuctl engine start` starts one of ours",
+        )
     if failure.status in (401, 403):
         return Failed(
             f"{where} refuses us: {failure.message}",
@@ -116,7 +119,10 @@ def fatal(address: Address, model: str, failure: Failure, headers: Mapping[str, 
             f"{where} does not serve model {model}: {failure.message}",
             hint=f"it serves: {names or 'nothing that /v1/models names'}",
         )
-    return Failed(f"{where} cannot be measured: {failure.message}", hint="see `gpuctl engine logs`")
+    return Failed(
+        f"{where} cannot be measured: {failure.message}",
+        hint="its log says more; of one of ours: `gpuctl engine logs`",
+    )
 
 
 class Driver:
